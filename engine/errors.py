@@ -1,0 +1,46 @@
+"""Errors that a client or an operator can cause. Each message names the value, the limit and the way out.
+
+Bugs of ours are assertions, never one of these.
+"""
+
+
+class SchedtopError(Exception):
+    """Base of all errors schedtop reports to whoever caused them."""
+
+    code = "error"
+
+
+class ConfigError(SchedtopError):
+    """Start-up settings that can't work together."""
+
+    code = "bad_config"
+
+
+class RequestRefused(SchedtopError):  # noqa: N818  (a verdict, not a fault of ours)
+    """A request that can never run here, refused at the door."""
+
+    code = "refused"
+
+
+class QueueFull(RequestRefused):
+    """The bounded waiting queue is full: try again later."""
+
+    code = "queue_full"
+
+
+class KnobRefused(SchedtopError):  # noqa: N818
+    """A knob change that is unknown, mistyped or out of range; nothing was changed."""
+
+    code = "knob_refused"
+
+
+class UnknownRequest(SchedtopError):  # noqa: N818
+    """A request id that isn't live."""
+
+    code = "unknown_request"
+
+
+class Conflict(SchedtopError):  # noqa: N818
+    """A change based on a state that somebody else has changed since."""
+
+    code = "conflict"

@@ -1,0 +1,58 @@
+"""What a planned step tells the runner, and what the runner tells back. Neither leaves the process."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from schedtop.engine.sampling_params import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, kw_only=True):
+    """A request the runner sees for the first time, or again after a preemption: everything it needs."""
+
+    req_id: str
+    token_ids: list[int]
+    """Prompt, and outputs so far when resumed. A copy: the runner appends what it samples."""
+    num_prompt_tokens: int
+    sampling_params: SamplingParams
+    block_ids: list[int]
+    num_computed_tokens: int
+    adapter: str | None = None
+
+
+@dataclass(slots=True)
+class CachedRequestData:
+    """What changed for requests the runner knows. It advances their `num_computed_tokens` by itself:
+    plus what was scheduled, minus the drafts it rejected."""
+
+    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One planned step. `num_scheduled_tokens` is in schedule order and never holds a zero."""
+
+    step: int
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    total_num_scheduled_tokens: int
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+    """Draft tokens to verify: part of the request's scheduled tokens, at their end."""
+    preempted_req_ids: list[str]
+    finished_req_ids: list[str]
+    """Requests gone since the last step: the runner drops their state."""
+    resumed_req_ids: list[str]
+
+
+@dataclass(slots=True)
+class ModelRunnerOutput:
+    """A step's result, aligned with `SchedulerOutput.num_scheduled_tokens`.
+
+    `sampled_token_ids[i]` is empty while request i is still in prefill; otherwise the accepted drafts and one more.
+    `logprobs` maps a request id to one entry per sampled token: [(token id, log-probability), ...], the sampled first.
+    """
+
+    sampled_token_ids: list[list[int]]
+    logprobs: dict[str, list[list[tuple[int, float]]]] = field(default_factory=dict)
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
