@@ -45,6 +45,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Longest token pattern looked for by the repetition stop; 0 = off."""
     repetition_min_count: int = 0
     """How often a pattern must repeat in a row to stop a request."""
+    pads_drafts: bool = True
+    """A request that joins with one token beside decodes with drafts gets placeholder drafts, as in vLLM."""
+    unhashes_withdrawn: bool = True
+    """Forget hashes of blocks planned but withdrawn before they were computed (vLLM keeps them)."""
+    readmits_when_paused: bool = True
+    """While a pause admits nobody new, re-admit preempted requests, so that a drain ends (vLLM does not)."""
+    defers_block_free: bool = False
+    """Reuse blocks of ended or preempted requests only after every step in flight that may write them."""
     ends_outgrown: bool = True
     """End a request whose tokens outgrow the usable pool with a capacity reason (vLLM waits for ever)."""
 

@@ -10,8 +10,7 @@ from schedtop.engine.snapshot import EngineEvent, FinishReason, RequestStatus, S
 TokenLogprobs = list[tuple[int, float]]
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, gc=False):
     """New tokens of one request, and its end if it ended. Token ids in order of generation."""
 
     request_id: str

@@ -1,0 +1,111 @@
+"""A runner without a model: the next token is a hash of the whole prefix. For tests.
+
+It keeps its own view of each request, as the real one does, so a scheduler that lies about tokens, positions or
+blocks is found out: every write to a KV slot is checked against the request that owns the block.
+"""
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterable
+
+from schedtop.engine.sched.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
+
+NextToken = Callable[[list[int]], int]
+
+
+def hash_of_prefix(vocab_size: int = 1000) -> NextToken:
+    """Next token = CRC-32 of all tokens before it, modulo `vocab_size`."""
+    return lambda token_ids: zlib.crc32(array("q", token_ids).tobytes()) % vocab_size
+
+
+class FakeRunner:
+    """Implements `ModelRunner`. `block_contents` is its KV cache: what prefix each slot was computed from."""
+
+    def __init__(
+        self,
+        block_size: int = 16,
+        next_token: NextToken | None = None,
+        proposer: Callable[[list[int]], list[int]] | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.next_token = next_token or hash_of_prefix()
+        self.proposer = proposer
+        self.requests: dict[str, _FakeRequest] = {}
+        self.block_contents: dict[int, dict[int, int]] = {}
+        self.num_steps = 0
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Run one step; asserts that every context block holds what the request's tokens say."""
+        self.num_steps += 1
+        self._update_requests(scheduler_output)
+        sampled, drafts = [], {}
+        for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[req_id]
+            tokens = self._run(request, num_tokens, scheduler_output.scheduled_spec_decode_tokens.get(req_id, []))
+            sampled.append(tokens)
+            if tokens and self.proposer is not None:
+                drafts[req_id] = self.proposer(request.token_ids)
+        return ModelRunnerOutput(sampled_token_ids=sampled, draft_token_ids=drafts)
+
+    def shutdown(self) -> None:
+        """Forget everything."""
+        self.requests.clear()
+
+    def _update_requests(self, output: SchedulerOutput) -> None:
+        for req_id in [*output.finished_req_ids, *output.preempted_req_ids]:
+            self.requests.pop(req_id, None)
+        for new in output.scheduled_new_reqs:
+            self.requests[new.req_id] = _FakeRequest(new)
+        for req_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
+            if req_id in self.requests:
+                self.requests[req_id].block_ids += block_ids
+
+    def _run(self, request: "_FakeRequest", num_tokens: int, drafts: Iterable[int]) -> list[int]:
+        drafts = list(drafts)
+        start, stop = request.num_computed, request.num_computed + num_tokens
+        tokens = request.token_ids + drafts
+        assert stop <= len(tokens), f"{request.req_id}: scheduled {num_tokens} at {start} of {len(tokens)} tokens"
+        self._check_context(request, start)
+        self._write(request, tokens, start, stop)
+        request.num_computed = stop
+        if stop < len(request.token_ids) + len(drafts):
+            return []
+        sampled: list[int] = []
+        for draft in [*drafts, None]:
+            token = self.next_token(request.token_ids)
+            sampled.append(token)
+            request.token_ids.append(token)
+            if token != draft:
+                break
+        request.num_computed = len(request.token_ids) - 1
+        return sampled
+
+    def _check_context(self, request: "_FakeRequest", stop: int) -> None:
+        """Every token before the scheduled ones must stand in the cache, computed from this very prefix."""
+        prefix = 0
+        for position in range(stop):
+            prefix = zlib.crc32(b"%d" % request.token_ids[position], prefix)
+            block_id, slot = request.slot(position, self.block_size)
+            found = self.block_contents.get(block_id, {}).get(slot)
+            assert found == prefix, f"{request.req_id}: block {block_id} slot {slot} holds another context"
+
+    def _write(self, request: "_FakeRequest", tokens: list[int], start: int, stop: int) -> None:
+        prefix = 0
+        for position in range(stop):
+            prefix = zlib.crc32(b"%d" % tokens[position], prefix)
+            if position >= start:
+                block_id, slot = request.slot(position, self.block_size)
+                self.block_contents.setdefault(block_id, {})[slot] = prefix
+
+
+class _FakeRequest:
+    """The runner's own view of one request."""
+
+    def __init__(self, new: NewRequestData) -> None:
+        self.req_id = new.req_id
+        self.token_ids = list(new.token_ids)
+        self.block_ids = list(new.block_ids)
+        self.num_computed = new.num_computed_tokens
+
+    def slot(self, position: int, block_size: int) -> tuple[int, int]:
+        return self.block_ids[position // block_size], position % block_size

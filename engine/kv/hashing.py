@@ -1,0 +1,28 @@
+"""Content hashes of KV blocks: a chain, so that equal hashes mean equal prefixes.
+
+hash(block) = H(hash of the block before, its tokens, its extra keys). H is BLAKE2b: a collision that a client could
+find would hand one user's context to another. Nothing here knows blocks or requests.
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import msgspec
+
+_PERSON = b"schedtop.kv.v1"  # domain separation: no other use of BLAKE2b can give the same digests
+_DIGEST_SIZE = 32
+
+
+def root_hash(adapter: str | None, cache_salt: str | None) -> bytes:
+    """Parent of a first block. The two names are encoded apart: adapter `x` is never salt `x`."""
+    return blake2b(msgspec.msgpack.encode((adapter, cache_salt)), digest_size=_DIGEST_SIZE, person=_PERSON).digest()
+
+
+def block_hash(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:
+    """Hash of a full block: `token_ids` has exactly block-size entries; `extra_keys` name media inside the block."""
+    state = blake2b(parent, digest_size=_DIGEST_SIZE, person=_PERSON)
+    state.update(array("q", token_ids))
+    if extra_keys:
+        state.update(msgspec.msgpack.encode(extra_keys))
+    return state.digest()

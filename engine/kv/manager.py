@@ -1,0 +1,195 @@
+"""KVCacheManager: which blocks hold which request's context. The one place where requests and blocks meet.
+
+Block counts needed, prefix lookup, allocation, hashing of full blocks, freeing. When to do it is the scheduler's.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.knobs import Knobs
+from schedtop.engine.kv.block import KVCacheBlock
+from schedtop.engine.kv.block_pool import BlockPool
+from schedtop.engine.kv.hashing import block_hash, root_hash
+from schedtop.engine.request import NEVER, Request
+from schedtop.engine.snapshot import PoolUsage
+
+
+class KVCacheManager:
+    """Allocates KV blocks to requests out of one `BlockPool`."""
+
+    def __init__(self, config: EngineConfig, knobs: Knobs) -> None:
+        self.pool = BlockPool(config.num_kv_blocks, config.null_block)
+        self.block_size = config.block_size
+        self._config = config
+        self.watermark_blocks = 0
+        """Free blocks kept back when a waiting request is admitted beside running ones."""
+        self.num_reserved = 0
+        """Usable blocks that `kv_block_limit` keeps out of use."""
+        self.prefix_caching = knobs.prefix_caching
+        self._held: dict[str, list[KVCacheBlock]] = {}
+        """Blocks kept for a transfer, by request id: the request itself may be gone."""
+        self._pending: list[tuple[int, list[KVCacheBlock]]] = []
+        """Blocks freed while a step that may write them is in flight: (that step, blocks)."""
+        self.apply(knobs)
+
+    def apply(self, knobs: Knobs) -> None:
+        """Take over the knobs that shape the pool."""
+        config = self._config
+        base = config.num_kv_blocks if config.watermark_counts_null_block else config.num_usable_blocks
+        self.watermark_blocks = int(knobs.watermark * base)
+        limit = knobs.kv_block_limit or config.num_usable_blocks
+        self.num_reserved = config.num_usable_blocks - limit
+        self.prefix_caching = knobs.prefix_caching
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that may be handed out now; below 0 while a lowered `kv_block_limit` drains."""
+        return self.pool.num_free - self.num_reserved
+
+    @property
+    def capacity(self) -> int:
+        """Blocks a single request could ever have under the present limit."""
+        return self.pool.num_usable - self.num_reserved
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens of context."""
+        return -(-num_tokens // self.block_size)
+
+    # ---- lookup ---------------------------------------------------------------------------------------------
+
+    def find_prefix(self, request: Request) -> list[KVCacheBlock]:
+        """The longest cached prefix, in whole blocks; at least one token is left to compute, for it is sampled from."""
+        if not self.prefix_caching:
+            return []
+        num_blocks = (len(request.token_ids) - 1) // self.block_size
+        self._extend_hashes(request, num_blocks)
+        hits = []
+        for content in request.block_hashes[:num_blocks]:
+            block = self.pool.find(content)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def num_blocks_missing(self, request: Request, num_tokens: int, hits: Sequence[KVCacheBlock] = ()) -> int:
+        """Free blocks it takes to give `request` room for `num_tokens`; hits that nobody uses count as well."""
+        missing = -(-num_tokens // self.block_size) - len(request.blocks) - len(hits)
+        return max(missing, 0) + sum(block.ref_cnt == 0 for block in hits)
+
+    # ---- allocation -----------------------------------------------------------------------------------------
+
+    def grow(self, request: Request, num_tokens: int) -> list[KVCacheBlock] | None:
+        """Give a request room for `num_tokens` in all; the new blocks, or None (and no change) if there aren't enough."""
+        missing = -(-num_tokens // self.block_size) - len(request.blocks)
+        if missing <= 0:
+            return []
+        if missing > self.pool.num_free - self.num_reserved:
+            return None
+        blocks = self.pool.take(missing)
+        request.blocks += blocks
+        request.num_slots = len(request.blocks) * self.block_size
+        return blocks
+
+    def adopt(self, request: Request, hits: Sequence[KVCacheBlock]) -> None:
+        """Start a request's table with cached blocks found by `find_prefix` in this same step."""
+        assert not request.blocks
+        self.pool.touch(hits)
+        request.blocks = list(hits)
+        request.num_slots = len(hits) * self.block_size
+        request.num_hashed_blocks = len(hits)
+        request.hash_at = request.num_slots + self.block_size if self.prefix_caching else NEVER
+
+    def hash_full_blocks(self, request: Request, num_settled: int) -> None:
+        """Let the blocks that `num_settled` known, computed or planned tokens fill be found by later requests."""
+        if request.hash_at == NEVER:
+            return
+        num_full = min(num_settled, len(request.token_ids)) // self.block_size
+        if num_full <= request.num_hashed_blocks:
+            return
+        self._extend_hashes(request, num_full)
+        for index in range(request.num_hashed_blocks, num_full):
+            block = request.blocks[index]
+            if block.block_hash is None:
+                self.pool.cache(block, request.block_hashes[index])
+        request.num_hashed_blocks = num_full
+        request.hash_at = (num_full + 1) * self.block_size
+
+    def unhash_from(self, request: Request, num_computed: int) -> None:
+        """Forget the hashes of blocks beyond `num_computed` tokens: their content was planned but never computed."""
+        for block in request.blocks[num_computed // self.block_size : request.num_hashed_blocks]:
+            if block.block_hash is not None and block.ref_cnt == 1:
+                self.pool.uncache(block)
+
+    def _extend_hashes(self, request: Request, num_blocks: int) -> None:
+        hashes, size = request.block_hashes, self.block_size
+        if len(hashes) >= num_blocks:
+            return
+        parent = hashes[-1] if hashes else root_hash(request.adapter, request.cache_salt)
+        for start in range(len(hashes) * size, num_blocks * size, size):
+            parent = block_hash(parent, request.token_ids[start : start + size])
+            hashes.append(parent)
+
+    # ---- freeing --------------------------------------------------------------------------------------------
+
+    def free(self, request: Request, until_step: int | None = None) -> int:
+        """Give all of a request's blocks back and return how many; with `until_step`, only once that step is done."""
+        blocks = request.blocks
+        request.blocks = []
+        request.num_slots = request.num_hashed_blocks = 0
+        request.hash_at = NEVER
+        if until_step is None:
+            self.pool.release(blocks)
+        elif blocks:
+            self._pending.append((until_step, blocks))
+        return len(blocks)
+
+    def release_pending(self, finished_step: int) -> None:
+        """Free what waited for `finished_step` or an earlier one."""
+        while self._pending and self._pending[0][0] <= finished_step:
+            self.pool.release(self._pending.pop(0)[1])
+
+    def reset(self) -> bool:
+        """Forget every cached prefix; False (and no change) while blocks are in use."""
+        if self.pool.num_free != self.pool.num_usable:
+            return False
+        self.pool.forget_free()
+        return True
+
+    # ---- books ----------------------------------------------------------------------------------------------
+
+    def usage(self) -> PoolUsage:
+        """Blocks by use: free + in_use + held + pending = usable."""
+        pool = self.pool
+        pending = self._solely(blocks for _, blocks in self._pending)
+        held = self._solely(self._held.values())
+        return PoolUsage(
+            usable=pool.num_usable,
+            free=pool.num_free,
+            in_use=pool.num_usable - pool.num_free - held - pending,
+            held=held,
+            pending=pending,
+            cached=pool.num_cached_free,
+            shared=pool.num_shared,
+            block_size=self.block_size,
+        )
+
+    def _solely(self, groups: Iterable[Sequence[KVCacheBlock]]) -> int:
+        """Blocks of these groups that no live request uses as well."""
+        return sum(block.ref_cnt == 1 for blocks in groups for block in blocks)
+
+    def faults(self, requests: Sequence[Request]) -> list[str]:
+        """Check every reference against its holder; one sentence per fault."""
+        users: dict[int, int] = {}
+        tables = [request.blocks for request in requests]
+        tables += [blocks for _, blocks in self._pending]
+        tables += list(self._held.values())
+        for table in tables:
+            for block in table:
+                users[block.block_id] = users.get(block.block_id, 0) + 1
+        faults = self.pool.faults(users)
+        for request in requests:
+            if request.num_slots != len(request.blocks) * self.block_size:
+                faults.append(f"{request} has {request.num_slots} slots in {len(request.blocks)} blocks")
+            if request.num_computed_tokens > request.num_slots:
+                faults.append(f"{request} has computed more tokens than its {request.num_slots} slots")
+        return faults

@@ -1,0 +1,451 @@
+"""The scheduler: who computes how many tokens in the next step, and what the step's result means.
+
+A request has tokens (prompt + output) and tokens whose KV is computed. Each step closes that gap for as many requests
+as fit: pass 1 serves running requests (`running.py`), pass 2 admits waiting ones (`waiting.py`); `update.py` takes the
+result. There is no prefill phase and no decode phase.
+
+Deterministic, torch-free, without I/O: time comes in as an argument. This file holds the state, and every change of a
+request's state goes through one method here.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.knobs import Knobs, initial_knobs
+from schedtop.engine.kv.manager import KVCacheManager
+from schedtop.engine.outputs import RequestOutput
+from schedtop.engine.request import Request, State
+from schedtop.engine.sched.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from schedtop.engine.sched.plan import Blocked, StepPlan
+from schedtop.engine.sched.queue import POLICIES, RequestQueue
+from schedtop.engine.sched.running import schedule_running
+from schedtop.engine.sched.stats import SchedulerStats
+from schedtop.engine.sched.stop import StopCondition, stop_conditions
+from schedtop.engine.sched.update import take_result
+from schedtop.engine.sched.victim import VICTIM_RULES, ChooseVictim
+from schedtop.engine.sched.waiting import admit_waiting
+from schedtop.engine.snapshot import (
+    EventKind,
+    FinishReason,
+    LimitedBy,
+    PauseState,
+    Preemption,
+    WaitReason,
+)
+
+UNLIMITED = 1 << 60
+
+_LIMITS = {
+    WaitReason.BUDGET: LimitedBy.BUDGET,
+    WaitReason.WHOLE_PROMPT: LimitedBy.BUDGET,
+    WaitReason.SEQUENCE_CAP: LimitedBy.SEQUENCES,
+    WaitReason.KV_BLOCKS: LimitedBy.BLOCKS,
+    WaitReason.PREEMPTION: LimitedBy.BLOCKS,
+    WaitReason.PAUSED: LimitedBy.PAUSED,
+}
+
+
+class Scheduler:
+    """Plans steps over the requests it holds. Not thread-safe: the core thread owns it.
+
+    `clock` returns seconds; it is read once per step and per request that arrives.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        knobs: Knobs | None = None,
+        *,
+        clock: Callable[[], float],
+        stop_conditions_extra: Sequence[StopCondition] = (),
+        victim_rules: Mapping[str, ChooseVictim] | None = None,
+    ) -> None:
+        self.config = config
+        self.knobs = knobs or initial_knobs(config)
+        self.clock = clock
+        self.max_model_len = config.max_model_len or UNLIMITED
+        self.kv = KVCacheManager(config, self.knobs)
+        self.stop_conditions = stop_conditions(config, stop_conditions_extra)
+        self._victim_rules: Mapping[str, ChooseVictim] = {
+            **{str(k): r for k, r in VICTIM_RULES.items()},
+            **(victim_rules or {}),
+        }
+        self.victim_rule = self._victim_rules[self.knobs.victim]
+
+        self.requests: dict[str, Request] = {}
+        """All live requests."""
+        self.running: list[Request] = []
+        """In admission order."""
+        self.waiting = RequestQueue(POLICIES[self.knobs.policy])
+        """Ready to be admitted, in schedule order."""
+        self.deferred: dict[str, Request] = {}
+        """Waiting for something besides room; back in the queue, at their old place, when it is there."""
+        self.deferred_by_reason: Counter[WaitReason] = Counter()
+        self.num_waiting_tokens = 0
+        """Tokens of all requests that wait."""
+        self.pause_state = PauseState.RUNNING
+        self.in_flight: deque[StepPlan] = deque()
+        """Planned steps whose result hasn't come yet, oldest first."""
+        self.finished_ids: list[str] = []
+        """Ended since the last plan: the runner is told with the next one."""
+        self.ended: list[RequestOutput] = []
+        """Ends that no step's result brought (aborts, capacity): the core hands them out and clears the list."""
+        self.stats = SchedulerStats()
+        self.last_plan: StepPlan | None = None
+        self.step = 0
+        """Number of the last planned step."""
+        self._next_rank = 0
+        self._front_rank = 0
+        self._preempted_ids: list[str] = []
+        """Preempted between steps (by an operator): reported first by the next plan."""
+
+    # ---- the step -------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Plan the next step: pass 1, then pass 2 unless somebody was preempted or nobody is to be admitted."""
+        self.step += 1
+        plan = self._new_plan()
+        if self.pause_state is not PauseState.PAUSED_ALL:
+            schedule_running(self, plan)
+            if plan.preempted:
+                self._note_stop(plan, WaitReason.PREEMPTION)
+            else:
+                admit_waiting(self, plan)
+        plan.limited_by = self._limiting_cause(plan)
+        if plan.is_async:
+            self._add_placeholders(plan)
+        plan.output = self._output(plan)
+        self.stats.count_plan(plan)
+        self.in_flight.append(plan)
+        self.last_plan = plan
+        plan.schedule_s = self.clock() - plan.started_at
+        return plan
+
+    def update_from_output(self, plan: StepPlan, result: ModelRunnerOutput) -> list[RequestOutput]:
+        """Take the result of the oldest step in flight: append tokens, roll back rejected drafts, end what is done."""
+        assert self.in_flight and self.in_flight[0] is plan, "results are taken in the order of the plans"
+        self.in_flight.popleft()
+        outputs = take_result(self, plan, result)
+        self.kv.release_pending(plan.step)
+        return outputs
+
+    def _new_plan(self) -> StepPlan:
+        budget = 0 if self.pause_state is PauseState.PAUSED_ALL else self.knobs.max_num_batched_tokens
+        return StepPlan(
+            step=self.step,
+            budget=budget,
+            initial_budget=budget,
+            threshold=self._threshold(),
+            is_async=self.knobs.async_scheduling,
+            started_at=self.clock(),
+        )
+
+    def _threshold(self) -> int:
+        """Most tokens for one request: off for a lone request; adaptive floors it at an equal share of the buffer."""
+        knobs = self.knobs
+        num_eligible = len(self.running) + self.num_waiting
+        if num_eligible <= 1 or not (knobs.long_prefill_token_threshold or knobs.long_prefill_token_threshold_adaptive):
+            return 0
+        threshold = knobs.long_prefill_token_threshold
+        if knobs.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, self.config.max_num_batched_tokens // num_eligible)
+        return threshold
+
+    def _add_placeholders(self, plan: StepPlan) -> None:
+        """Count the tokens this step will sample as there already, so that the next step can be planned over them."""
+        for request in plan.requests:
+            num_drafts = len(plan.spec_token_ids.get(request.request_id, ()))
+            known = len(request.token_ids) + request.num_output_placeholders + num_drafts
+            if request.num_computed_tokens == known:
+                request.num_output_placeholders += 1 + num_drafts
+
+    def _output(self, plan: StepPlan) -> SchedulerOutput:
+        new, resumed = [], []
+        for admission in plan.admissions:
+            request = admission.request
+            if admission.is_resumed:
+                resumed.append(request.request_id)
+            new.append(self._new_request_data(request, plan))
+        preempted = self._preempted_ids + [request.request_id for request in plan.preempted]
+        finished, self.finished_ids, self._preempted_ids = self.finished_ids, [], []
+        return SchedulerOutput(
+            step=plan.step,
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=CachedRequestData(plan.new_block_ids),
+            num_scheduled_tokens=plan.num_scheduled_tokens,
+            total_num_scheduled_tokens=plan.total_num_scheduled_tokens,
+            scheduled_spec_decode_tokens=plan.spec_token_ids,
+            preempted_req_ids=preempted,
+            finished_req_ids=finished,
+            resumed_req_ids=resumed,
+        )
+
+    def _new_request_data(self, request: Request, plan: StepPlan) -> NewRequestData:
+        return NewRequestData(
+            req_id=request.request_id,
+            token_ids=request.token_ids.copy(),
+            num_prompt_tokens=request.num_prompt_tokens,
+            sampling_params=request.sampling,
+            block_ids=[block.block_id for block in request.blocks],
+            num_computed_tokens=request.num_computed_tokens - plan.num_scheduled_tokens[request.request_id],
+            adapter=request.adapter,
+        )
+
+    def _note_stop(self, plan: StepPlan, reason: WaitReason) -> None:
+        if plan.blocked is None or plan.blocked.request is None:
+            plan.blocked = Blocked(reason)
+
+    def _limiting_cause(self, plan: StepPlan) -> LimitedBy:
+        """What kept this step from doing more; computed from what stopped the passes, never guessed."""
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return LimitedBy.PAUSED
+        if plan.blocked is not None:
+            return _LIMITS[plan.blocked.reason]
+        if plan.budget <= 0 and any(r.num_computed_tokens < r.num_tokens for r in self.running):
+            return LimitedBy.BUDGET
+        if self.num_waiting and not self.admits_new:
+            return LimitedBy.PAUSED
+        return LimitedBy.COMPUTE if plan.requests else LimitedBy.NOTHING_WAITING
+
+    # ---- requests come and go -------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Put a new request into the queue. Whether it can ever run has been checked at the door."""
+        assert request.request_id not in self.requests
+        request.max_total_tokens = min(request.max_total_tokens, self.max_model_len)
+        self._next_rank += 1
+        request.fcfs_rank = self._next_rank
+        self.requests[request.request_id] = request
+        self.num_waiting_tokens += request.num_tokens
+        self.waiting.add(request)
+        self.stats.added += 1
+        self.emit(EventKind.QUEUED, request)
+
+    def finish(self, request: Request, reason: FinishReason, detail: str = "") -> None:
+        """End a live request, whatever its state: its blocks are freed and the runner hears of it with the next plan."""
+        if request.state is State.RUNNING:
+            self.running.remove(request)
+        else:
+            self.leave_queue(request)
+        self.ended.append(RequestOutput(request.request_id, [], reason, detail))
+        self.settle_end(request, reason, detail)
+
+    def settle_end(self, request: Request, reason: FinishReason, detail: str = "") -> None:
+        """The end of a request that is in no list any more."""
+        request.state = State.FINISHED
+        request.finish_reason = reason
+        request.finish_detail = detail
+        self._free(request)
+        del self.requests[request.request_id]
+        self.finished_ids.append(request.request_id)
+        self.stats.finished[reason] += 1
+        self.emit(EventKind.FINISHED, request, f"{reason}: {detail}" if detail else reason.value)
+
+    def start_running(self, request: Request, num_hit_tokens: int) -> None:
+        """A request just admitted by pass 2 joins the running ones at the end."""
+        kind = EventKind.RESUMED if request.was_admitted else EventKind.SCHEDULED
+        self.stats.count_admission(request, num_hit_tokens, self.clock())
+        request.was_admitted = True
+        request.state = State.RUNNING
+        request.num_bypassed = 0
+        self.running.append(request)
+        self.emit(kind, request)
+
+    def preempt(self, victim: Request, beneficiary: Request | None = None, plan: StepPlan | None = None) -> None:
+        """Throw a running request back to the queue: blocks freed, nothing computed, output kept.
+
+        What the step being planned had given it goes back to the budget. A result still in flight will be delivered;
+        until then it can't be admitted again.
+        """
+        if plan is not None:
+            self._withdraw(victim, plan)
+        num_lost, free_before = victim.num_computed_tokens, self.kv.pool.num_free
+        num_blocks = self._free(victim)
+        victim.num_computed_tokens = 0
+        victim.spec_token_ids = []
+        victim.num_preemptions += 1
+        victim.num_lost_tokens += num_lost
+        victim.state = State.PREEMPTED
+        self._front_rank -= 1
+        victim.fcfs_rank = self._front_rank
+        self.running.remove(victim)
+        self.num_waiting_tokens += victim.num_tokens
+        self.waiting.add(victim)
+        if victim.num_output_placeholders:
+            self.defer(victim, WaitReason.IN_FLIGHT)
+        record = Preemption(
+            step=self.step,
+            mono=self.clock(),
+            victim=victim.request_id,
+            beneficiary=beneficiary.request_id if beneficiary else None,
+            num_lost_tokens=num_lost,
+            num_blocks_freed=num_blocks,
+            free_blocks_before=free_before,
+            free_blocks_after=self.kv.pool.num_free,
+            num_preemptions=victim.num_preemptions,
+        )
+        if plan is not None:
+            plan.preempted.append(victim)
+            plan.preemptions.append(record)
+        else:
+            self._preempted_ids.append(victim.request_id)
+        self.stats.count_preemption(record)
+        self.emit(EventKind.PREEMPTED, victim, preemption=record)
+
+    def drop_in_flight(self, request: Request) -> None:
+        """Discard every result of a preempted request that is still to come: its tokens will be sampled again."""
+        for plan in self.in_flight:
+            if request.request_id in plan.num_scheduled_tokens:
+                plan.stale.add(request.request_id)
+        request.num_output_placeholders = 0
+        if request.defer_reason is WaitReason.IN_FLIGHT:
+            self.undefer(request)
+
+    def _withdraw(self, victim: Request, plan: StepPlan) -> None:
+        num_tokens = plan.take_back(victim)
+        if not num_tokens:
+            return
+        end = victim.num_computed_tokens + num_tokens
+        plan.num_context_tokens -= end
+        if num_tokens == 1 and victim.num_tokens + victim.num_output_placeholders == end:
+            plan.num_decode_tokens -= 1
+        if self.config.unhashes_withdrawn:
+            self.kv.unhash_from(victim, victim.num_computed_tokens)
+
+    def _free(self, request: Request) -> int:
+        until = None
+        if self.config.defers_block_free and self.in_flight and request.planned_in >= self.in_flight[0].step:
+            until = request.planned_in
+        return self.kv.free(request, until)
+
+    # ---- the queue ------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """All that wait, deferred ones included."""
+        return len(self.waiting) + len(self.deferred)
+
+    @property
+    def admits_new(self) -> bool:
+        """Whether pass 2 may admit requests that never ran."""
+        return self.pause_state is PauseState.RUNNING
+
+    def preempted_waiting(self) -> list[Request]:
+        """Preempted requests that are ready to run again."""
+        if not self.config.readmits_when_paused:
+            return []
+        return [request for request in self.waiting if request.state is State.PREEMPTED]
+
+    def leave_queue(self, request: Request) -> None:
+        """Take a waiting or deferred request out of where it waits."""
+        if request.defer_reason is not None:
+            self._forget_deferral(request)
+        else:
+            self.waiting.remove(request)
+        self.num_waiting_tokens -= request.num_tokens
+
+    def not_ready(self, request: Request) -> WaitReason | None:
+        """What a request waits for besides room; None = it is ready."""
+        return None
+
+    def defer(self, request: Request, reason: WaitReason) -> None:
+        """Take a waiting request out of the queue until `undefer`; it holds up nobody meanwhile."""
+        if request.defer_reason is not None:
+            self._forget_deferral(request)
+        else:
+            self.waiting.remove(request)
+        request.defer_reason = reason
+        self.deferred[request.request_id] = request
+        self.deferred_by_reason[reason] += 1
+        if request.state is State.WAITING:
+            request.state = State.DEFERRED
+
+    def undefer(self, request: Request) -> None:
+        """What a deferred request waited for is there: back to its old place in the queue."""
+        self._forget_deferral(request)
+        self.waiting.add(request)
+
+    def _forget_deferral(self, request: Request) -> None:
+        assert request.defer_reason is not None
+        del self.deferred[request.request_id]
+        self.deferred_by_reason[request.defer_reason] -= 1
+        request.defer_reason = None
+        if request.state is State.DEFERRED:
+            request.state = State.WAITING
+
+    # ---- what operators turn --------------------------------------------------------------------------------
+
+    def apply_knobs(self, knobs: Knobs) -> None:
+        """Replace the knobs whole, at a step boundary."""
+        old, self.knobs = self.knobs, knobs
+        self.kv.apply(knobs)
+        self.victim_rule = self._victim_rules[knobs.victim]
+        if knobs.policy is not old.policy:
+            self.waiting.reorder(POLICIES[knobs.policy])
+
+    def set_priority(self, request: Request, priority: int) -> None:
+        """Give a live request a new priority and its place in the queue."""
+        if request.state is State.RUNNING or request.defer_reason is not None:
+            request.priority = priority
+            return
+        self.waiting.remove(request)
+        request.priority = priority
+        self.waiting.add(request)
+
+    def set_max_tokens(self, request: Request, max_tokens: int) -> None:
+        """Change where a live request ends by length."""
+        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, self.max_model_len)
+
+    # ---- questions ------------------------------------------------------------------------------------------
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether a step now could do something: run, admit, or tell the runner who ended."""
+        if self.finished_ids:
+            return True
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return False
+        if self.running:
+            return True
+        return bool(self.waiting) if self.admits_new else bool(self.preempted_waiting())
+
+    def final_length(self, request: Request) -> int:
+        """Tokens of context when a request ends by length."""
+        return request.max_total_tokens - 1
+
+    def num_blocks_promised(self) -> int:
+        """Blocks that the running requests will still need if each runs to its full length."""
+        return sum(
+            max(0, self.kv.blocks_for(self.final_length(request)) - len(request.blocks)) for request in self.running
+        )
+
+    def emit(
+        self, kind: EventKind, request: Request | None = None, detail: str = "", preemption: Preemption | None = None
+    ) -> None:
+        """Record an event, for the event stream and for the request's own lifeline."""
+        event = self.stats.event(
+            kind, self.step, self.clock(), request.request_id if request else None, detail, preemption
+        )
+        if request is not None:
+            request.events.append(event)
+
+    def faults(self) -> list[str]:
+        """Check the books: one sentence per fault, empty when all is well."""
+        live = list(self.requests.values())
+        faults = self.kv.faults(live)
+        listed = {request.request_id for request in [*self.running, *self.waiting, *self.deferred.values()]}
+        if listed != set(self.requests) or len(self.running) + self.num_waiting != len(self.requests):
+            faults.append(f"requests {sorted(listed ^ set(self.requests))} are in no list or in several")
+        waiting_tokens = sum(r.num_tokens for r in live if r.state is not State.RUNNING)
+        if waiting_tokens != self.num_waiting_tokens:
+            faults.append(f"{waiting_tokens} tokens wait, the count says {self.num_waiting_tokens}")
+        for request in live:
+            if request.num_output_placeholders < 0:
+                faults.append(f"{request} has {request.num_output_placeholders} placeholders")
+            if request.state is not State.RUNNING and request.blocks:
+                faults.append(f"{request} holds {len(request.blocks)} blocks while it waits")
+        usage = self.kv.usage()
+        if usage.free + usage.in_use + usage.held + usage.pending != usage.usable:
+            faults.append(f"free + in use + held + pending is not usable: {usage}")
+        return faults

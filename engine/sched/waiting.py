@@ -1,0 +1,149 @@
+"""Pass 2: waiting requests, admitted in queue order while budget, sequence slots and blocks last.
+
+Runs only if nobody was preempted in pass 1 and admission isn't paused. The first request that doesn't fit stops
+admission (strict head of line) unless the operator chose `admission=skip`. Requests that aren't ready are not in the
+queue at all (`Scheduler.deferred`), so they hold up nobody.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from schedtop.engine.knobs import AdmissionRule, SchedulingPolicy
+from schedtop.engine.kv.block import KVCacheBlock
+from schedtop.engine.request import Request
+from schedtop.engine.sched.plan import Admission, Blocked, StepPlan
+from schedtop.engine.snapshot import WaitReason
+
+if TYPE_CHECKING:
+    from schedtop.engine.sched.scheduler import Scheduler
+
+MAX_LOOKAHEAD = 64
+"""With admission skip: how many blocked requests one step looks past, so that a step's cost stays bounded."""
+
+
+def admit_waiting(sched: "Scheduler", plan: StepPlan) -> None:
+    """Admit requests until something stops it; `plan.blocked` then says what."""
+    for request in candidates(sched):
+        if plan.budget <= 0:
+            plan.blocked = Blocked(WaitReason.BUDGET)
+            return
+        if len(sched.running) >= sched.knobs.max_num_seqs and not evict_for(sched, plan, request):
+            plan.blocked = Blocked(WaitReason.SEQUENCE_CAP)
+            return
+        blocked = try_admit(sched, plan, request)
+        while blocked and blocked.reason is WaitReason.KV_BLOCKS and evict_for(sched, plan, request):
+            blocked = try_admit(sched, plan, request)
+        if blocked and not may_pass(sched, plan, blocked):
+            plan.blocked = plan.passed_over[0] if plan.passed_over else blocked
+            return
+    if plan.passed_over:
+        plan.blocked = plan.passed_over[0]
+
+
+def candidates(sched: "Scheduler") -> Iterator[Request]:
+    """The requests to look at, in order. While a pause admits nobody new, only those that were already running."""
+    if not sched.admits_new:
+        yield from sorted(sched.preempted_waiting(), key=lambda request: request.queue_key)
+        return
+    place = 0
+    while place < len(sched.waiting):
+        request = next(sched.waiting.islice(place, place + 1))
+        yield request
+        if request in sched.waiting:  # looked at and left: it was passed over
+            place += 1
+
+
+def try_admit(sched: "Scheduler", plan: StepPlan, request: Request) -> Blocked | None:
+    """Admit one request with its first share, or say what it lacks. None also when it was deferred."""
+    if (reason := sched.not_ready(request)) is not None:
+        sched.defer(request, reason)
+        return None
+    hits = sched.kv.find_prefix(request)
+    num_hit_tokens = len(hits) * sched.kv.block_size
+    num_left = len(request.token_ids) - num_hit_tokens
+    num_new = min(num_left, plan.threshold) if plan.threshold else num_left
+    if num_new > plan.budget and not sched.knobs.enable_chunked_prefill:
+        return Blocked(WaitReason.WHOLE_PROMPT, request, num_new, plan.budget)
+    num_new = min(num_new, plan.budget, sched.max_model_len - 1 - num_hit_tokens)
+    num_padding = draft_padding(sched, plan, num_left)
+    if num_new + num_padding > plan.budget:
+        return Blocked(WaitReason.BUDGET, request, num_new + num_padding, plan.budget)
+    end = num_hit_tokens + num_new + num_padding
+    if (blocked := lacks_blocks(sched, request, end, hits)) is not None:
+        return blocked
+    admit(sched, plan, request, hits, end, num_padding)
+    return None
+
+
+def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int) -> int:
+    """Placeholder drafts for a request that joins with a single token while others are decoding with drafts.
+
+    vLLM keeps decode rows of equal length that way. All of them are rejected.
+    """
+    if num_left == 1 and plan.requests and sched.knobs.num_speculative_tokens and sched.config.pads_drafts:
+        return sched.knobs.num_speculative_tokens
+    return 0
+
+
+def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCacheBlock]) -> Blocked | None:
+    """Whether the blocks for the first share, and for what is reserved, are missing above the watermark."""
+    kv, knobs = sched.kv, sched.knobs
+    num_tokens = end
+    if knobs.reserve_full_prompt:
+        num_tokens = max(num_tokens, min(len(request.token_ids), sched.max_model_len))
+    needed = kv.num_blocks_missing(request, num_tokens, hits)
+    free = kv.num_free
+    if sched.running:
+        free -= kv.watermark_blocks
+    if knobs.reserve_output:
+        needed = max(needed, kv.num_blocks_missing(request, sched.final_length(request), hits))
+        free -= sched.num_blocks_promised()
+    never_fits = sched.config.ends_outgrown and kv.blocks_for(len(request.token_ids)) > kv.capacity
+    if needed > free or never_fits:
+        return Blocked(WaitReason.KV_BLOCKS, request, needed, max(free, 0))
+    return None
+
+
+def admit(
+    sched: "Scheduler", plan: StepPlan, request: Request, hits: list[KVCacheBlock], end: int, num_padding: int
+) -> None:
+    """Move a request from the queue to running, its cached prefix counted as computed."""
+    kv = sched.kv
+    num_hit_tokens = len(hits) * kv.block_size
+    sched.leave_queue(request)
+    kv.adopt(request, hits)
+    blocks = kv.grow(request, end)
+    assert blocks is not None, "admission was checked"
+    request.num_computed_tokens = num_hit_tokens
+    kv.hash_full_blocks(request, end)
+    plan.admissions.append(Admission(request, request.was_admitted, num_hit_tokens))
+    plan.give(request, end - num_hit_tokens, [])
+    if num_padding:
+        plan.spec_token_ids[request.request_id] = [-1] * num_padding
+    plan.num_context_tokens += end
+    plan.largest_prefill_chunk = max(plan.largest_prefill_chunk, end - num_hit_tokens)
+    sched.start_running(request, num_hit_tokens)
+
+
+def may_pass(sched: "Scheduler", plan: StepPlan, blocked: Blocked) -> bool:
+    """With admission skip: whether those behind this blocked request may be looked at.
+
+    Everybody who is passed counts it; past `max_bypass` nobody passes any more, so a big request isn't starved.
+    """
+    if sched.knobs.admission is AdmissionRule.STRICT or blocked.reason is not WaitReason.KV_BLOCKS:
+        return False
+    assert blocked.request is not None
+    plan.passed_over.append(blocked)
+    return blocked.request.num_bypassed < sched.knobs.max_bypass and len(plan.passed_over) < MAX_LOOKAHEAD
+
+
+def evict_for(sched: "Scheduler", plan: StepPlan, request: Request) -> bool:
+    """With `preempt_on_arrival`: throw out the running request of largest priority value, if larger than this one's."""
+    knobs = sched.knobs
+    if not knobs.preempt_on_arrival or knobs.policy is not SchedulingPolicy.PRIORITY or not sched.running:
+        return False
+    victim = max(sched.running, key=lambda running: (running.priority, running.arrival_time))
+    if victim.priority <= request.priority:
+        return False
+    sched.preempt(victim, beneficiary=request, plan=plan)
+    return True
