@@ -35,6 +35,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most draft tokens per request and step: ceiling of `num_speculative_tokens`."""
     watermark_counts_null_block: bool = True
     """Watermark blocks = int(watermark x num_kv_blocks) as vLLM; False: of the usable blocks."""
+    async_depth: int = 2
+    """Steps in flight at most while `async_scheduling` is on."""
     encoder_cache_size: int = 0
     """Embeddings the encoder cache holds (multimodal inputs); 0 = no encoder."""
     max_num_encoder_tokens: int = 0

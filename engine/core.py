@@ -1,109 +1,381 @@
-"""EngineCore: boundary calls in, one step, snapshot out. The core thread is the only one that touches it."""
+"""EngineCore: boundary calls in, one step, snapshot out. The core thread is the only one that touches it.
 
-from collections.abc import Mapping, Sequence
+It ties a scheduler to a runner and keeps the books that watchers ask for. Rules of scheduling are not here
+(`sched/`), nor threads (`loop.py`), nor anything about who calls.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.knobs import Knobs, KnobValue
+from schedtop.engine.door import check_at_the_door
+from schedtop.engine.errors import Conflict, SchedtopError
+from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, change_knobs, knob_table
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, Touched
+from schedtop.engine.publish import build_snapshot, step_record
+from schedtop.engine.request import Request, State
 from schedtop.engine.runner.base import ModelRunner
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.snapshot import PauseState, Snapshot, StepRecord, Viewport
+from schedtop.engine.sched.explain import status_of
+from schedtop.engine.sched.output import ModelRunnerOutput
+from schedtop.engine.sched.plan import StepPlan
+from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.snapshot import (
+    EventKind,
+    FinishReason,
+    PauseState,
+    RequestStatus,
+    Snapshot,
+    StepRecord,
+    Viewport,
+)
+
+NUM_STEPS_KEPT = 4096
+"""Step records in memory: the flight recorder's ring."""
 
 
 class EngineCore:
-    """The engine: a scheduler, a runner and the books. All methods are for the core thread (see `loop.py`)."""
+    """The engine: a scheduler, a runner and the books. All methods are for the core thread (see `loop.py`).
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner, knobs: Knobs | None = None) -> None: ...
+    `eos_token_ids` end every request that doesn't ignore them; `vocab_size` bounds prompt tokens (None = unchecked).
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        knobs: Knobs | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        eos_token_ids: Iterable[int] = (),
+        vocab_size: int | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock
+        self.scheduler = scheduler or Scheduler(config, knobs, clock=clock)
+        self.knob_table: tuple[KnobSpec, ...] = knob_table(config)
+        self.generation = 0
+        """Number of knob changes so far."""
+        self._runner = runner
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._vocab_size = vocab_size
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="forward")
+        self._in_flight: deque[tuple[StepPlan, Future[tuple[ModelRunnerOutput, float]]]] = deque()
+        self._records: deque[StepRecord] = deque(maxlen=NUM_STEPS_KEPT)
+        self._is_stuck = False
+        """The last plan gave nobody anything: only a boundary call can change that, so don't spin."""
+
+    # ---- the step -------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether `step()` would do something."""
-        raise NotImplementedError
+        return bool(self._in_flight) or (self.scheduler.has_unfinished and not self._is_stuck)
 
     @property
     def next_step(self) -> int:
         """Number of the next step to be planned."""
-        raise NotImplementedError
+        return self.scheduler.step + 1
 
-    def step(self) -> EngineCoreOutputs:
-        """Plan, run and take one step."""
-        raise NotImplementedError
+    def step(self) -> EngineCoreOutputs | None:
+        """Plan (with async scheduling: ahead), run, and take the result of the oldest step in flight."""
+        depth = self.config.async_depth if self.scheduler.knobs.async_scheduling else 1
+        while len(self._in_flight) < depth and self.scheduler.has_unfinished and not self._is_stuck:
+            plan = self.scheduler.schedule()
+            self._is_stuck = not plan.requests and not plan.preempted
+            self._launch(plan, ahead=depth > 1)
+        if not self._in_flight:
+            return self.take_outputs()
+        return self._take_oldest()
+
+    def _launch(self, plan: StepPlan, ahead: bool) -> None:
+        """Hand a plan to the runner: to the executor thread when the next step is planned meanwhile."""
+        if ahead:
+            self._in_flight.append((plan, self._executor.submit(self._forward, plan)))
+            return
+        done: Future[tuple[ModelRunnerOutput, float]] = Future()
+        try:
+            done.set_result(self._forward(plan))
+        except Exception as error:
+            done.set_exception(error)
+        self._in_flight.append((plan, done))
+
+    def _forward(self, plan: StepPlan) -> tuple[ModelRunnerOutput, float]:
+        assert plan.output is not None
+        start = self.clock()
+        result = self._runner.execute_model(plan.output)
+        return result, self.clock() - start
+
+    def _take_oldest(self) -> EngineCoreOutputs | None:
+        plan, future = self._in_flight.popleft()
+        try:
+            result, forward_s = future.result()
+        except Exception as error:
+            self._fail(plan, error)
+            return self.take_outputs()
+        start = self.clock()
+        outputs = self.scheduler.update_from_output(plan, result)
+        taken = self.take_outputs() or EngineCoreOutputs(plan.step)
+        taken.step = plan.step
+        taken.outputs = outputs + taken.outputs
+        if plan.requests or plan.preempted:
+            self._is_stuck = False
+            taken.record = step_record(self.scheduler, plan, outputs, forward_s, self.clock() - start)
+            self._records.append(taken.record)
+        return taken
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        """The runner broke: the requests of that step end with the error, nobody else notices."""
+        detail = f"step {plan.step} failed: {type(error).__name__}: {error}"
+        self.scheduler.drop_plan(plan)
+        for request in plan.requests:
+            if not request.is_finished:
+                self.scheduler.finish(request, FinishReason.ERROR, detail)
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """What boundary calls produced since the last step (ends of aborted requests, events); None if nothing."""
-        raise NotImplementedError
+        ended, self.scheduler.ended = self.scheduler.ended, []
+        events = self.scheduler.stats.take_events()
+        if not ended and not events:
+            return None
+        return EngineCoreOutputs(self.scheduler.step, ended, events)
 
-    # ---- boundary calls -------------------------------------------------------------------------------------
+    def shutdown(self) -> None:
+        """Wait for what is in flight and release the runner."""
+        self._executor.shutdown(wait=True)
+        self._runner.shutdown()
+
+    # ---- requests -------------------------------------------------------------------------------------------
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, priority: int = 0,
-        adapter: str | None = None, cache_salt: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        adapter: str | None = None,
+        cache_salt: str | None = None,
+    ) -> None:
         """Queue a request. Raises `RequestRefused` (never fits, bad settings, id in use) or `QueueFull`."""
-        raise NotImplementedError
+        try:
+            check_at_the_door(self.scheduler, request_id, prompt_token_ids, sampling, adapter, self._vocab_size)
+        except SchedtopError as error:
+            self.scheduler.stats.refused += 1
+            self.scheduler.emit(EventKind.REFUSED, detail=f"{request_id}: {error}")
+            raise
+        now = self.clock()
+        self.scheduler.add_request(
+            Request(
+                request_id,
+                prompt_token_ids,
+                sampling,
+                priority=priority,
+                arrival_time=now,
+                eos_token_ids=self._eos_token_ids,
+                adapter=adapter,
+                cache_salt=cache_salt,
+            )
+        )
+        self._is_stuck = False
 
     def match(
-        self, ids: Sequence[str] = (), id_prefix: str | None = None, priority_at_least: int | None = None,
-        priority_at_most: int | None = None, status: str | None = None,
-    ) -> list[str]:  # fmt: skip
-        """Ids asked for (live or not, in their order) or the live ids for which all given conditions hold."""
-        raise NotImplementedError
+        self,
+        ids: Sequence[str] = (),
+        id_prefix: str | None = None,
+        priority_at_least: int | None = None,
+        priority_at_most: int | None = None,
+        status: str | None = None,
+    ) -> list[str]:
+        """Ids for which all conditions given hold; `ids` alone keeps their order and those that aren't live."""
+        live = self.scheduler.requests
+        conditions: list[Callable[[Request], bool]] = []
+        if id_prefix is not None:
+            conditions.append(lambda request: request.request_id.startswith(id_prefix))
+        if priority_at_least is not None:
+            conditions.append(lambda request: request.priority >= priority_at_least)
+        if priority_at_most is not None:
+            conditions.append(lambda request: request.priority <= priority_at_most)
+        if status is not None:
+            conditions.append(lambda request: status_of(request) == status)
+        if not conditions:
+            return list(ids)
+        pool = [live[request_id] for request_id in ids if request_id in live] if ids else list(live.values())
+        return [request.request_id for request in pool if all(holds(request) for holds in conditions)]
 
     def abort(self, ids: Sequence[str], detail: str = "") -> Touched:
         """End requests with reason abort; their ends come out of `take_outputs`."""
-        raise NotImplementedError
+        return self._touch(ids, lambda request: self._abort(request, detail))
+
+    def _abort(self, request: Request, detail: str) -> bool:
+        self.scheduler.finish(request, FinishReason.ABORT, detail)
+        return True
 
     def set_priority(self, ids: Sequence[str], priority: int) -> Touched:
         """Give requests a new priority and re-order the queue."""
-        raise NotImplementedError
+        return self._touch(ids, lambda request: self._set_priority(request, priority))
+
+    def _set_priority(self, request: Request, priority: int) -> bool:
+        before = request.priority
+        if before == priority:
+            return False
+        self.scheduler.set_priority(request, priority)
+        self.scheduler.emit(EventKind.PRIORITY_CHANGED, request, f"{before} -> {priority}")
+        return True
 
     def preempt(self, ids: Sequence[str]) -> Touched:
         """Throw running requests back to the queue."""
-        raise NotImplementedError
+        return self._touch(ids, self._preempt)
+
+    def _preempt(self, request: Request) -> bool:
+        if request.state is not State.RUNNING:
+            return False
+        self.scheduler.preempt(request)
+        return True
 
     def hold(self, ids: Sequence[str]) -> Touched:
         """Keep requests from being scheduled; running ones are preempted first."""
-        raise NotImplementedError
+        return self._touch(ids, self.scheduler.hold)
 
     def release(self, ids: Sequence[str]) -> Touched:
         """Undo `hold`."""
-        raise NotImplementedError
+        return self._touch(ids, self.scheduler.release)
 
     def set_max_tokens(self, ids: Sequence[str], max_tokens: int) -> Touched:
-        """Change how many tokens requests may generate; at least what they have generated, else `SchedtopError`."""
-        raise NotImplementedError
+        """Change how many tokens requests may generate; refused below what one has generated, then for none."""
+        live = self.scheduler.requests
+        for request in (live[request_id] for request_id in ids if request_id in live):
+            floor = request.num_output_tokens + request.num_output_placeholders + 1
+            if max_tokens < floor:
+                raise SchedtopError(
+                    f"max_tokens={max_tokens} is below what {request.request_id} has generated; "
+                    f"give at least {floor}, or abort it"
+                )
+        return self._touch(ids, lambda request: self._set_max_tokens(request, max_tokens))
+
+    def _set_max_tokens(self, request: Request, max_tokens: int) -> bool:
+        before = request.max_total_tokens
+        self.scheduler.set_max_tokens(request, max_tokens)
+        return request.max_total_tokens != before
+
+    def _touch(self, ids: Sequence[str], act: Callable[[Request], bool]) -> Touched:
+        """Do something to each live request among `ids` once; tell what was found and what changed."""
+        found: dict[str, RequestStatus] = {}
+        unknown, changed = [], []
+        for request_id in dict.fromkeys(ids):
+            request = self.scheduler.requests.get(request_id)
+            if request is None:
+                unknown.append(request_id)
+                continue
+            found[request_id] = status_of(request)
+            if act(request):
+                changed.append(request_id)
+        self._is_stuck = False
+        return Touched(found=found, unknown=unknown, changed=changed)
+
+    # ---- knobs, pause, cache --------------------------------------------------------------------------------
 
     def set_knobs(
         self, changes: Mapping[str, KnobValue], expect_generation: int | None = None, dry_run: bool = False
     ) -> KnobChange:
         """Check and replace the knobs, all or none. Raises `KnobRefused` or `Conflict`."""
-        raise NotImplementedError
+        if expect_generation is not None and expect_generation != self.generation:
+            raise Conflict(
+                f"the change is based on generation {expect_generation}, the knobs are at {self.generation}: "
+                "somebody changed them since; read them again and repeat"
+            )
+        old = self.scheduler.knobs
+        new = change_knobs(old, changes, self.knob_table)
+        names = [name for name in KNOB_NAMES if name in changes]
+        change = KnobChange(
+            generation=self.generation + (not dry_run and new != old),
+            before={name: getattr(old, name) for name in names},
+            after={name: getattr(new, name) for name in names},
+            warnings=self._warnings(new),
+        )
+        if not dry_run and new != old:
+            self.generation += 1
+            self.scheduler.apply_knobs(new)
+            self.scheduler.emit(
+                EventKind.KNOBS_CHANGED,
+                changes={name: (change.before[name], change.after[name]) for name in names},
+            )
+            self._is_stuck = False
+        return change
+
+    def _warnings(self, knobs: Knobs) -> list[str]:
+        num_running = len(self.scheduler.running)
+        warnings = []
+        if knobs.max_num_batched_tokens < num_running:
+            warnings.append(
+                f"max_num_batched_tokens={knobs.max_num_batched_tokens} is below the {num_running} running requests: "
+                "the newest ones get no token"
+            )
+        if knobs.max_num_seqs < num_running:
+            warnings.append(f"{num_running} requests are running: nobody is admitted until it is under the new cap")
+        return warnings
 
     def pause(self, mode: Literal["abort", "wait", "keep"]) -> PauseState:
-        """Pause; returns the state found. See `control.messages.Pause` for the modes."""
-        raise NotImplementedError
+        """Pause; returns the state found.
+
+        abort: end everything, then admit nobody. wait: admit nobody new; running and preempted requests end normally.
+        keep: freeze everything as it is.
+        """
+        found = self.scheduler.pause_state
+        self.scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        if mode == "abort":
+            self.abort(list(self.scheduler.requests), "paused with mode abort")
+        if found is not self.scheduler.pause_state:
+            self.scheduler.emit(EventKind.PAUSED, detail=mode)
+        self._is_stuck = False
+        return found
 
     def resume(self) -> PauseState:
         """Go on; returns the state found."""
-        raise NotImplementedError
+        found = self.scheduler.pause_state
+        self.scheduler.pause_state = PauseState.RUNNING
+        if found is not PauseState.RUNNING:
+            self.scheduler.emit(EventKind.UNPAUSED)
+        self._is_stuck = False
+        return found
 
     def start_drain(self) -> int:
-        """Admit nobody new but re-admit preempted requests, until `resume`; returns the number still live."""
-        raise NotImplementedError
+        """Admit nobody new but re-admit preempted requests, until `resume`; returns the number still to end."""
+        self.pause("wait")
+        return self.num_draining
+
+    @property
+    def num_draining(self) -> int:
+        """Requests that a drain still waits for: those that have started."""
+        return len(self.scheduler.running) + len(self.scheduler.preempted)
 
     def reset_prefix_cache(self, preempt_running: bool = False) -> bool:
-        """Forget cached prefixes; False when blocks in use prevented it."""
-        raise NotImplementedError
+        """Forget cached prefixes; False when blocks in use prevented it.
+
+        With `preempt_running` the running requests are preempted, their in-flight results delivered.
+        """
+        if preempt_running:
+            for request in reversed(self.scheduler.running.copy()):
+                self.scheduler.preempt(request)
+        done = self.scheduler.kv.reset()
+        if done:
+            self.scheduler.emit(EventKind.CACHE_RESET)
+        self._is_stuck = False
+        return done
+
+    # ---- questions ------------------------------------------------------------------------------------------
 
     def self_check(self) -> list[str]:
         """Prove block and reference accounting; one sentence per fault, so an empty list is a clean bill."""
-        raise NotImplementedError
+        return self.scheduler.faults()
 
     def snapshot(self, viewport: Viewport) -> Snapshot:
         """The engine as it stands at this boundary, cut to `viewport`."""
-        raise NotImplementedError
+        return build_snapshot(self.scheduler, viewport, self.generation, self._records[-1] if self._records else None)
 
     def recent_steps(self, count: int) -> list[StepRecord]:
         """The newest `count` step records, oldest first."""
-        raise NotImplementedError
+        return list(self._records)[-count:] if count > 0 else []

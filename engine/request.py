@@ -43,6 +43,7 @@ class Request:
         "first_token_at",
         "grammar",
         "hash_at",
+        "is_held",
         "last_token_at",
         "max_total_tokens",
         "media",
@@ -98,6 +99,8 @@ class Request:
 
         self.state = State.WAITING
         self.defer_reason: WaitReason | None = None
+        self.is_held = False
+        """An operator keeps it from being scheduled."""
         self.finish_reason: FinishReason | None = None
         self.finish_detail = ""
         self.fcfs_rank = 0

@@ -10,6 +10,9 @@ import msgspec
 
 from schedtop.engine.knobs import Knobs
 
+MAX_SCANNED = 10_000
+"""Requests of one queue that a viewport's filter or sort looks at: bounds what a watcher can cost the engine."""
+
 
 class RequestStatus(StrEnum):
     """Where a live request stands. Finished requests leave the engine with a `FinishReason`."""
@@ -300,3 +303,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """When the last step ended; with work pending, its age tells a stall."""
     kv_map: KvMap | None = None
     detail: RequestDetail | None = None
+    is_scan_cut: bool = False
+    """The viewport's filter or sort looked at the first `MAX_SCANNED` requests of a longer queue only."""

@@ -32,6 +32,18 @@ class BlockPool:
         """Blocks nobody uses, cached ones included."""
         return self._free_queue.num_free
 
+    @property
+    def first_usable_id(self) -> int:
+        """Id of the first block that is ever handed out; the usable ids are consecutive."""
+        return self._usable[0].block_id
+
+    def states(self) -> list[str]:
+        """One letter per usable block: `s` shared, `u` in use, `c` cached, `.` free."""
+        return [
+            ("s" if block.ref_cnt > 1 else "u") if block.ref_cnt else (".c"[block.block_hash is not None])
+            for block in self._usable
+        ]
+
     def take(self, count: int) -> list[KVCacheBlock]:
         """Hand out `count` blocks from the front of the free queue, forgetting what they cached.
 

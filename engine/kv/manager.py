@@ -79,7 +79,7 @@ class KVCacheManager:
     # ---- allocation -----------------------------------------------------------------------------------------
 
     def grow(self, request: Request, num_tokens: int) -> list[KVCacheBlock] | None:
-        """Give a request room for `num_tokens` in all; the new blocks, or None (and no change) if there aren't enough."""
+        """Give a request room for `num_tokens` in all; the new blocks, or None if there aren't enough."""
         missing = -(-num_tokens // self.block_size) - len(request.blocks)
         if missing <= 0:
             return []
@@ -172,6 +172,15 @@ class KVCacheManager:
             shared=pool.num_shared,
             block_size=self.block_size,
         )
+
+    def block_states(self) -> list[str]:
+        """One letter per usable block as `KvMap` explains them."""
+        states, first = self.pool.states(), self.pool.first_usable_id
+        for letter, groups in (("h", self._held.values()), ("p", [blocks for _, blocks in self._pending])):
+            for block in (block for blocks in groups for block in blocks):
+                if block.ref_cnt == 1:
+                    states[block.block_id - first] = letter
+        return states
 
     def _solely(self, groups: Iterable[Sequence[KVCacheBlock]]) -> int:
         """Blocks of these groups that no live request uses as well."""

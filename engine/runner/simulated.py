@@ -1,4 +1,4 @@
-"""A runner that computes nothing and takes a modelled time: on a virtual clock (forecasts) or in real time (benches)."""
+"""A runner that computes nothing and takes a modelled time: on a virtual clock or in real time."""
 
 import time
 from collections.abc import Callable

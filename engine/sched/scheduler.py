@@ -20,7 +20,7 @@ from schedtop.engine.sched.output import CachedRequestData, ModelRunnerOutput, N
 from schedtop.engine.sched.plan import Blocked, StepPlan
 from schedtop.engine.sched.queue import POLICIES, RequestQueue
 from schedtop.engine.sched.running import schedule_running
-from schedtop.engine.sched.stats import SchedulerStats
+from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
 from schedtop.engine.sched.stop import StopCondition, stop_conditions
 from schedtop.engine.sched.update import take_result
 from schedtop.engine.sched.victim import VICTIM_RULES, ChooseVictim
@@ -79,9 +79,11 @@ class Scheduler:
         """In admission order."""
         self.waiting = RequestQueue(POLICIES[self.knobs.policy])
         """Ready to be admitted, in schedule order."""
-        self.deferred: dict[str, Request] = {}
-        """Waiting for something besides room; back in the queue, at their old place, when it is there."""
+        self.deferred = RequestQueue(POLICIES[self.knobs.policy])
+        """Waiting for something besides room; back in `waiting`, at their old place, when it is there."""
         self.deferred_by_reason: Counter[WaitReason] = Counter()
+        self.preempted: dict[str, Request] = {}
+        """Those among the waiting and deferred that have run before."""
         self.num_waiting_tokens = 0
         """Tokens of all requests that wait."""
         self.pause_state = PauseState.RUNNING
@@ -223,7 +225,7 @@ class Scheduler:
         self.emit(EventKind.QUEUED, request)
 
     def finish(self, request: Request, reason: FinishReason, detail: str = "") -> None:
-        """End a live request, whatever its state: its blocks are freed and the runner hears of it with the next plan."""
+        """End a live request, whatever its state: blocks freed, and the runner hears of it with the next plan."""
         if request.state is State.RUNNING:
             self.running.remove(request)
         else:
@@ -271,6 +273,7 @@ class Scheduler:
         victim.fcfs_rank = self._front_rank
         self.running.remove(victim)
         self.num_waiting_tokens += victim.num_tokens
+        self.preempted[victim.request_id] = victim
         self.waiting.add(victim)
         if victim.num_output_placeholders:
             self.defer(victim, WaitReason.IN_FLIGHT)
@@ -301,6 +304,15 @@ class Scheduler:
         request.num_output_placeholders = 0
         if request.defer_reason is WaitReason.IN_FLIGHT:
             self.undefer(request)
+
+    def drop_plan(self, plan: StepPlan) -> None:
+        """Forget a step in flight whose result will never come: nothing it was to compute may be found in the cache."""
+        self.in_flight.remove(plan)
+        for request in plan.requests:
+            if request.state is State.RUNNING:
+                num_computed = request.num_computed_tokens - plan.num_scheduled_tokens[request.request_id]
+                self.kv.unhash_from(request, num_computed)
+        self.kv.release_pending(plan.step)
 
     def _withdraw(self, victim: Request, plan: StepPlan) -> None:
         num_tokens = plan.take_back(victim)
@@ -335,7 +347,7 @@ class Scheduler:
         """Preempted requests that are ready to run again."""
         if not self.config.readmits_when_paused:
             return []
-        return [request for request in self.waiting if request.state is State.PREEMPTED]
+        return [request for request in self.preempted.values() if request.defer_reason is None]
 
     def leave_queue(self, request: Request) -> None:
         """Take a waiting or deferred request out of where it waits."""
@@ -343,6 +355,7 @@ class Scheduler:
             self._forget_deferral(request)
         else:
             self.waiting.remove(request)
+        self.preempted.pop(request.request_id, None)
         self.num_waiting_tokens -= request.num_tokens
 
     def not_ready(self, request: Request) -> WaitReason | None:
@@ -356,19 +369,41 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         request.defer_reason = reason
-        self.deferred[request.request_id] = request
+        self.deferred.add(request)
         self.deferred_by_reason[reason] += 1
         if request.state is State.WAITING:
             request.state = State.DEFERRED
 
     def undefer(self, request: Request) -> None:
-        """What a deferred request waited for is there: back to its old place in the queue."""
+        """What a deferred request waited for is there: back to its old place in the queue, unless it is held."""
         self._forget_deferral(request)
         self.waiting.add(request)
+        if request.is_held:
+            self.defer(request, WaitReason.HELD)
+
+    def hold(self, request: Request) -> bool:
+        """Keep a request from being scheduled until `release`, preempting it first; False if it was held already."""
+        if request.is_held:
+            return False
+        request.is_held = True
+        if request.state is State.RUNNING:
+            self.preempt(request)
+        if request.defer_reason is None:
+            self.defer(request, WaitReason.HELD)
+        return True
+
+    def release(self, request: Request) -> bool:
+        """Undo `hold`; False if it wasn't held."""
+        if not request.is_held:
+            return False
+        request.is_held = False
+        if request.defer_reason is WaitReason.HELD:
+            self.undefer(request)
+        return True
 
     def _forget_deferral(self, request: Request) -> None:
         assert request.defer_reason is not None
-        del self.deferred[request.request_id]
+        self.deferred.remove(request)
         self.deferred_by_reason[request.defer_reason] -= 1
         request.defer_reason = None
         if request.state is State.DEFERRED:
@@ -383,15 +418,17 @@ class Scheduler:
         self.victim_rule = self._victim_rules[knobs.victim]
         if knobs.policy is not old.policy:
             self.waiting.reorder(POLICIES[knobs.policy])
+            self.deferred.reorder(POLICIES[knobs.policy])
 
     def set_priority(self, request: Request, priority: int) -> None:
         """Give a live request a new priority and its place in the queue."""
-        if request.state is State.RUNNING or request.defer_reason is not None:
+        if request.state is State.RUNNING:
             request.priority = priority
             return
-        self.waiting.remove(request)
+        queue = self.waiting if request.defer_reason is None else self.deferred
+        queue.remove(request)
         request.priority = priority
-        self.waiting.add(request)
+        queue.add(request)
 
     def set_max_tokens(self, request: Request, max_tokens: int) -> None:
         """Change where a live request ends by length."""
@@ -421,20 +458,24 @@ class Scheduler:
         )
 
     def emit(
-        self, kind: EventKind, request: Request | None = None, detail: str = "", preemption: Preemption | None = None
+        self,
+        kind: EventKind,
+        request: Request | None = None,
+        detail: str = "",
+        preemption: Preemption | None = None,
+        changes: KnobChanges | None = None,
     ) -> None:
         """Record an event, for the event stream and for the request's own lifeline."""
-        event = self.stats.event(
-            kind, self.step, self.clock(), request.request_id if request else None, detail, preemption
-        )
+        request_id = request.request_id if request else None
+        event = self.stats.event(kind, self.step, self.clock(), request_id, detail, preemption, changes)
         if request is not None:
             request.events.append(event)
 
     def faults(self) -> list[str]:
-        """Check the books: one sentence per fault, empty when all is well."""
+        """Check the books, one sentence per fault; empty when all is well."""
         live = list(self.requests.values())
         faults = self.kv.faults(live)
-        listed = {request.request_id for request in [*self.running, *self.waiting, *self.deferred.values()]}
+        listed = {request.request_id for request in [*self.running, *self.waiting, *self.deferred]}
         if listed != set(self.requests) or len(self.running) + self.num_waiting != len(self.requests):
             faults.append(f"requests {sorted(listed ^ set(self.requests))} are in no list or in several")
         waiting_tokens = sum(r.num_tokens for r in live if r.state is not State.RUNNING)

@@ -3,12 +3,16 @@
 import time
 from collections import Counter, deque
 
+from schedtop.engine.knobs import KnobValue
 from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.snapshot import Counters, EngineEvent, EventKind, Preemption
 
 NUM_RECENT_PREEMPTIONS = 200
+
+KnobChanges = dict[str, tuple[KnobValue, KnobValue]]
+"""Knob name -> (before, after)."""
 
 
 class StepSamples:
@@ -123,7 +127,7 @@ class SchedulerStats:
         request_id: str | None = None,
         detail: str = "",
         preemption: Preemption | None = None,
-        changes: dict[str, tuple[bool | int | float | str, bool | int | float | str]] | None = None,
+        changes: KnobChanges | None = None,
     ) -> EngineEvent:
         """Append to the event stream."""
         self._num_events += 1

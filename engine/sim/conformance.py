@@ -301,7 +301,7 @@ class _Replay:
         if plan.preempted or not sched.admits_new:
             return
         num_admitted = sum(plan.num_scheduled_tokens[a.request.request_id] for a in plan.admissions)
-        for request in sched.deferred.values():
+        for request in sched.deferred:
             ahead = [a for a in plan.admissions if key(a.request) < key(request)]
             budget = plan.budget + num_admitted - sum(plan.num_scheduled_tokens[a.request.request_id] for a in ahead)
             num_running = len(sched.running) - len(plan.admissions) + len(ahead)
@@ -337,7 +337,7 @@ class _Replay:
 
     def _close(self, record: Json) -> None:
         sched, num = self.sched, self.numbers
-        waiting = sorted([*sched.waiting, *sched.deferred.values()], key=POLICIES[sched.knobs.policy])
+        waiting = sorted([*sched.waiting, *sched.deferred], key=POLICIES[sched.knobs.policy])
         self._set_state(record, "run", [num[request.request_id] for request in sched.running])
         self._set_state(record, "wait", [num[request.request_id] for request in waiting])
         self._set_state(record, "free", sched.kv.pool.num_free)

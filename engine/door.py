@@ -1,0 +1,69 @@
+"""The door: what is refused before it becomes a request. Each refusal names the value, the limit and the way out."""
+
+from schedtop.engine.errors import QueueFull, RequestRefused
+from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.sched.scheduler import Scheduler
+
+MAX_ID_LENGTH = 256
+
+
+def check_at_the_door(
+    sched: Scheduler,
+    request_id: str,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
+    adapter: str | None,
+    vocab_size: int | None,
+) -> None:
+    """Raise `RequestRefused` if the request can never run here, `QueueFull` if the queue's bounds are reached."""
+    _check_identity(sched, request_id)
+    sampling.check()
+    _check_prompt(prompt_token_ids, vocab_size)
+    _check_size(sched, len(prompt_token_ids))
+    if adapter is not None and not sched.config.max_adapters:
+        raise RequestRefused(f"adapter {adapter!r} asked for, but this engine was started without adapter slots")
+    _check_queue(sched, len(prompt_token_ids))
+
+
+def _check_identity(sched: Scheduler, request_id: str) -> None:
+    if not 0 < len(request_id) <= MAX_ID_LENGTH:
+        raise RequestRefused(f"a request id has 1 to {MAX_ID_LENGTH} characters, this one has {len(request_id)}")
+    if request_id in sched.requests:
+        raise RequestRefused(f"request id {request_id!r} is in use by a live request; choose another")
+
+
+def _check_prompt(prompt_token_ids: list[int], vocab_size: int | None) -> None:
+    if not prompt_token_ids:
+        raise RequestRefused("the prompt is empty: give at least one token")
+    low, high = min(prompt_token_ids), max(prompt_token_ids)
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        bad = low if low < 0 else high
+        raise RequestRefused(f"token id {bad} is outside the vocabulary of {vocab_size} tokens")
+
+
+def _check_size(sched: Scheduler, num_tokens: int) -> None:
+    config = sched.config
+    if config.max_model_len is not None and num_tokens > config.max_model_len - 1:
+        raise RequestRefused(
+            f"the prompt has {num_tokens} tokens, the limit is {config.max_model_len - 1} "
+            f"(max_model_len {config.max_model_len} less one for the answer); shorten it"
+        )
+    if num_tokens > config.usable_tokens:
+        raise RequestRefused(
+            f"the prompt has {num_tokens} tokens, the whole KV pool holds {config.usable_tokens} "
+            f"({config.num_usable_blocks} blocks of {config.block_size}); shorten it or start with more blocks"
+        )
+
+
+def _check_queue(sched: Scheduler, num_tokens: int) -> None:
+    knobs = sched.knobs
+    if knobs.max_num_queued_reqs and sched.num_waiting >= knobs.max_num_queued_reqs:
+        raise QueueFull(
+            f"{sched.num_waiting} requests wait, the limit max_num_queued_reqs is {knobs.max_num_queued_reqs}; "
+            "try again later"
+        )
+    if knobs.max_num_queued_tokens and sched.num_waiting_tokens + num_tokens > knobs.max_num_queued_tokens:
+        raise QueueFull(
+            f"{sched.num_waiting_tokens} tokens wait and this prompt has {num_tokens}, the limit "
+            f"max_num_queued_tokens is {knobs.max_num_queued_tokens}; try again later"
+        )

@@ -1,0 +1,183 @@
+"""Why things are as they are: for each waiting request its reason, in words and numbers; and the rows watchers see.
+
+Reads the scheduler, changes nothing. What stopped a step was noted while it was planned, so nothing is guessed, and
+counting the waiting by reason costs the same whether ten wait or a hundred thousand.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import islice
+
+from schedtop.engine.request import Request, State
+from schedtop.engine.sched.plan import Blocked
+from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.snapshot import MAX_SCANNED, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
+
+_STATUS: dict[State, RequestStatus] = {
+    State.WAITING: RequestStatus.WAITING,
+    State.DEFERRED: RequestStatus.DEFERRED,
+    State.RUNNING: RequestStatus.RUNNING,
+    State.PREEMPTED: RequestStatus.PREEMPTED,
+}
+_BLOCKS_THOSE_BEHIND = (WaitReason.KV_BLOCKS, WaitReason.WHOLE_PROMPT)
+
+
+def waiting_by_reason(sched: Scheduler) -> dict[str, int]:
+    """Requests by `WaitReason` value; the counts add up to all that wait."""
+    counts = Counter({reason.value: count for reason, count in sched.deferred_by_reason.items() if count})
+    num_ready = len(sched.waiting)
+    if not num_ready:
+        return dict(counts)
+    blocked = current_block(sched)
+    if blocked.reason in _BLOCKS_THOSE_BEHIND:
+        num_heads = max(1, len(passed_over(sched)))
+        counts[blocked.reason.value] += num_heads
+        counts[WaitReason.BEHIND.value] += num_ready - num_heads
+    else:
+        counts[blocked.reason.value] += num_ready
+    return {reason: count for reason, count in counts.items() if count}
+
+
+def wait_reason(sched: Scheduler, request: Request) -> tuple[WaitReason, str]:
+    """Why a waiting request isn't running, and the numbers."""
+    if request.defer_reason is not None:
+        return request.defer_reason, _deferral_detail(request)
+    blocked = current_block(sched)
+    for passed in passed_over(sched):
+        if passed.request is request:
+            return passed.reason, _block_detail(sched, passed)
+    if blocked.request is None or blocked.request is request:
+        return blocked.reason, _block_detail(sched, blocked)
+    if blocked.reason in _BLOCKS_THOSE_BEHIND:
+        return WaitReason.BEHIND, f"behind {blocked.request.request_id}: {_block_detail(sched, blocked)}"
+    return blocked.reason, _block_detail(sched, blocked)
+
+
+def current_block(sched: Scheduler) -> Blocked:
+    """What stops admission as things stand: a pause, what stopped the last step, or nothing yet."""
+    if sched.pause_state is not PauseState.RUNNING:
+        return Blocked(WaitReason.PAUSED)
+    plan = sched.last_plan
+    blocked = plan.blocked if plan is not None else None
+    if blocked is None or (blocked.request is not None and blocked.request not in sched.waiting):
+        return Blocked(WaitReason.NOT_LOOKED_AT)
+    return blocked
+
+
+def passed_over(sched: Scheduler) -> list[Blocked]:
+    """With admission skip: who was blocked in the last step, and still waits, while others passed."""
+    plan = sched.last_plan
+    if plan is None or sched.pause_state is not PauseState.RUNNING:
+        return []
+    return [passed for passed in plan.passed_over if passed.request is not None and passed.request in sched.waiting]
+
+
+def _block_detail(sched: Scheduler, blocked: Blocked) -> str:
+    match blocked.reason:
+        case WaitReason.KV_BLOCKS:
+            return f"needs {blocked.needed} blocks, {blocked.free} free"
+        case WaitReason.WHOLE_PROMPT:
+            return f"its {blocked.needed} tokens don't fit the {blocked.free} left of the budget"
+        case WaitReason.SEQUENCE_CAP:
+            return f"{len(sched.running)} running, cap {sched.knobs.max_num_seqs}"
+        case WaitReason.BUDGET:
+            return f"budget of {sched.knobs.max_num_batched_tokens} tokens spent"
+        case WaitReason.PAUSED:
+            return f"engine paused ({sched.pause_state.value})"
+        case _:
+            return ""
+
+
+def _deferral_detail(request: Request) -> str:
+    if request.defer_reason is WaitReason.IN_FLIGHT:
+        return f"{request.num_output_placeholders} sampled tokens still in flight"
+    if request.defer_reason is WaitReason.ADAPTER_SLOTS:
+        return f"adapter {request.adapter}"
+    return ""
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def in_schedule_order(sched: Scheduler) -> Iterator[Request]:
+    """All that wait, deferred ones in their place."""
+    return merge(sched.waiting, sched.deferred, key=lambda request: request.queue_key)
+
+
+def running_rows(sched: Scheduler, view: Viewport) -> tuple[list[RequestRow], int, bool]:
+    """The rows of a viewport, how many matched it, and whether the scan was cut."""
+    chosen, matched, cut = _choose(sched.running, len(sched.running), view, view.running_offset, view.running_rows)
+    return [request_row(sched, request) for _, request in chosen], matched, cut
+
+
+def waiting_rows(sched: Scheduler, view: Viewport) -> tuple[list[RequestRow], int, bool]:
+    """As `running_rows`, with the place in schedule order and the reason."""
+    order = in_schedule_order(sched)
+    chosen, matched, cut = _choose(order, sched.num_waiting, view, view.waiting_offset, view.waiting_rows)
+    return [request_row(sched, request, position) for position, request in chosen], matched, cut
+
+
+def _choose(
+    requests: Iterable[Request], total: int, view: Viewport, offset: int, count: int
+) -> tuple[list[tuple[int, Request]], int, bool]:
+    numbered = enumerate(requests)
+    if not view.id_contains and not view.sort:
+        return list(islice(numbered, offset, offset + count)), total, False
+    inverted = view.id_contains.startswith("!")
+    text = view.id_contains.removeprefix("!")
+    scanned = [
+        (place, request)
+        for place, request in islice(numbered, MAX_SCANNED)
+        if not text or (text in request.request_id) != inverted
+    ]
+    if view.sort:
+        scanned.sort(key=lambda entry: _sort_value(entry[1], view.sort), reverse=view.descending)
+    return scanned[offset : offset + count], len(scanned), total > MAX_SCANNED
+
+
+def _sort_value(request: Request, field: str) -> tuple[bool, float | str]:
+    """Value of a row field; requests without one come first."""
+    match field:
+        case "num_blocks":
+            value: object = len(request.blocks)
+        case "num_scheduled_tokens":
+            value = request.planned_tokens
+        case "max_tokens":
+            value = request.max_total_tokens - request.num_prompt_tokens
+        case "status":
+            value = request.state.name
+        case _:
+            value = getattr(request, field, None)
+    return (True, value) if isinstance(value, int | float | str) else (False, 0.0)
+
+
+def status_of(request: Request) -> RequestStatus:
+    """Where a live request stands, in the words watchers use."""
+    return _STATUS[request.state]
+
+
+def request_row(sched: Scheduler, request: Request, position: int | None = None) -> RequestRow:
+    """One request as a table shows it."""
+    reason, detail = (None, "") if request.state is State.RUNNING else wait_reason(sched, request)
+    is_in_last_step = request.planned_in == sched.step
+    return RequestRow(
+        request_id=request.request_id,
+        status=status_of(request),
+        priority=request.priority,
+        arrived=request.arrived,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        max_tokens=request.max_total_tokens - request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_blocks=len(request.blocks),
+        num_scheduled_tokens=request.planned_tokens if is_in_last_step else 0,
+        num_preemptions=request.num_preemptions,
+        num_lost_tokens=request.num_lost_tokens,
+        first_token_at=request.first_token_at,
+        last_token_at=request.last_token_at,
+        position=position,
+        wait_reason=reason,
+        wait_detail=detail,
+    )
