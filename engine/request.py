@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from enum import Enum, auto
 
+from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import EngineEvent, FinishReason, WaitReason
@@ -44,6 +45,7 @@ class Request:
         "grammar",
         "hash_at",
         "is_held",
+        "is_loaded",
         "last_token_at",
         "max_total_tokens",
         "media",
@@ -62,6 +64,7 @@ class Request:
         "queue_key",
         "request_id",
         "sampling",
+        "skips_connector",
         "spec_token_ids",
         "state",
         "stop_token_ids",
@@ -80,6 +83,7 @@ class Request:
         eos_token_ids: Iterable[int] = (),
         adapter: str | None = None,
         cache_salt: str | None = None,
+        media: Iterable[MediaItem] = (),
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -131,7 +135,11 @@ class Request:
         self.last_token_at: float | None = None
         self.events: list[EngineEvent] = []
         self.grammar: object | None = None
-        self.media: tuple[object, ...] = ()
+        self.media = tuple(media)
+        self.is_loaded = False
+        """Waits with KV that a connector has loaded: it holds blocks, so it is admitted before all others."""
+        self.skips_connector = False
+        """A load failed: compute the whole prompt here."""
 
     @property
     def num_tokens(self) -> int:

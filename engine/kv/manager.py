@@ -27,7 +27,7 @@ class KVCacheManager:
         """Usable blocks that `kv_block_limit` keeps out of use."""
         self.prefix_caching = knobs.prefix_caching
         self._held: dict[str, list[KVCacheBlock]] = {}
-        """Blocks kept for a transfer, by request id: the request itself may be gone."""
+        """Blocks kept for a transfer, by direction and request id: the request itself may be gone."""
         self._pending: list[tuple[int, list[KVCacheBlock]]] = []
         """Blocks freed while a step that may write them is in flight: (that step, blocks)."""
         self.apply(knobs)
@@ -128,6 +128,44 @@ class KVCacheManager:
         for start in range(len(hashes) * size, num_blocks * size, size):
             parent = block_hash(parent, request.token_ids[start : start + size])
             hashes.append(parent)
+
+    # ---- transfers ------------------------------------------------------------------------------------------
+
+    def hold_for_load(self, request: Request) -> None:
+        """A connector fills a request's new blocks: until then the transfer holds all of them."""
+        self._held[f"load:{request.request_id}"] = request.blocks
+        request.blocks = []
+        request.num_slots = request.num_hashed_blocks = 0
+        request.hash_at = NEVER
+
+    def end_load(self, request_id: str, request: Request | None, is_ok: bool) -> bool:
+        """A load has ended: give its blocks to `request`, or free them if it failed or the request is gone.
+
+        False if no such load is known.
+        """
+        blocks = self._held.pop(f"load:{request_id}", None)
+        if blocks is None:
+            return False
+        if request is None or not is_ok:
+            self.pool.release(blocks)
+            return True
+        request.blocks = blocks
+        request.num_slots = request.num_computed_tokens = len(blocks) * self.block_size
+        request.hash_at = 0 if self.prefix_caching else NEVER
+        self.hash_full_blocks(request, request.num_slots)
+        return True
+
+    def hold_for_send(self, request: Request) -> None:
+        """A request has ended, but a connector still reads its blocks."""
+        self._held[f"send:{request.request_id}"] = request.blocks
+        request.blocks = []
+
+    def end_send(self, request_id: str) -> bool:
+        """The connector is done with an ended request's blocks; False if it held none."""
+        blocks = self._held.pop(f"send:{request_id}", None)
+        if blocks is not None:
+            self.pool.release(blocks)
+        return blocks is not None
 
     # ---- freeing --------------------------------------------------------------------------------------------
 

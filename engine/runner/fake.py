@@ -61,7 +61,7 @@ class FakeRunner:
                 self.requests[req_id].block_ids += block_ids
 
     def _run(self, request: "_FakeRequest", num_tokens: int, drafts: Iterable[int]) -> list[int]:
-        drafts = list(drafts)
+        drafts = self._fill_in(request, list(drafts))
         start, stop = request.num_computed, request.num_computed + num_tokens
         tokens = request.token_ids + drafts
         assert stop <= len(tokens), f"{request.req_id}: scheduled {num_tokens} at {start} of {len(tokens)} tokens"
@@ -79,6 +79,13 @@ class FakeRunner:
                 break
         request.num_computed = len(request.token_ids) - 1
         return sampled
+
+    def _fill_in(self, request: "_FakeRequest", drafts: list[int]) -> list[int]:
+        """Unknown drafts (-1) become what the proposer says; what it doesn't say stays wrong."""
+        if self.proposer is None or -1 not in drafts:
+            return drafts
+        proposed = self.proposer(request.token_ids)[: len(drafts)]
+        return proposed + drafts[len(proposed) :]
 
     def _check_context(self, request: "_FakeRequest", stop: int) -> None:
         """Every token before the scheduled ones must stand in the cache, computed from this very prefix."""

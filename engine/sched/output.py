@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from schedtop.engine.encoder.cache import MediaItem
+from schedtop.engine.kv.connector.base import KVConnectorMetadata
 from schedtop.engine.sampling_params import SamplingParams
 
 
@@ -43,6 +45,10 @@ class SchedulerOutput:
     finished_req_ids: list[str]
     """Requests gone since the last step: the runner drops their state."""
     resumed_req_ids: list[str]
+    encoder_inputs: dict[str, list[MediaItem]] = field(default_factory=dict)
+    """Media to encode before the forward pass, by request."""
+    kv_connector_metadata: KVConnectorMetadata | None = None
+    """Blocks to load and to save around the forward pass."""
 
 
 @dataclass(slots=True)
@@ -56,3 +62,6 @@ class ModelRunnerOutput:
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[list[tuple[int, float]]]] = field(default_factory=dict)
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    finished_loads: dict[str, bool] = field(default_factory=dict)
+    """Connector loads that have ended: request id -> whether all blocks arrived."""
+    finished_sends: list[str] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.request import Request
 from schedtop.engine.sched.output import SchedulerOutput
@@ -42,6 +43,8 @@ class StepPlan:
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_block_ids: dict[str, list[int]] = field(default_factory=dict)
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
+    encoder_inputs: dict[str, list[MediaItem]] = field(default_factory=dict)
+    """Media to be encoded in this step, by the request they are encoded for."""
     admissions: list[Admission] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     """By this step's pass 1 or by an arrival, in order."""

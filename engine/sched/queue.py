@@ -48,8 +48,12 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Put a request in its place."""
-        request.queue_key = self._key(request)
+        request.queue_key = self._key_of(request)
         self._requests.add(request)
+
+    def _key_of(self, request: Request) -> tuple[object, ...]:
+        """Requests that hold loaded KV go first, whatever the policy: blocks must not sit behind a blocked head."""
+        return (not request.is_loaded, *self._key(request))
 
     def remove(self, request: Request) -> None:
         """Take a request out of its place."""
@@ -69,7 +73,7 @@ class RequestQueue:
         self._requests.clear()
         self._key = key
         for request in requests:
-            request.queue_key = key(request)
+            request.queue_key = self._key_of(request)
         self._requests.update(requests)
 
 

@@ -40,6 +40,8 @@ def schedule_running(sched: "Scheduler", plan: StepPlan) -> None:
             num_new = threshold
         if num_new > budget:
             num_new = budget
+        if request.media:
+            num_new = sched.encoder.limit(request, computed, num_new)
         if num_new <= 0:
             continue
         end = computed + num_new
@@ -52,6 +54,8 @@ def schedule_running(sched: "Scheduler", plan: StepPlan) -> None:
                 index = running.index(request) + 1
         if request.spec_token_ids:
             take_drafts(plan, request, num_new)
+        if request.media:
+            sched.plan_media(plan, request, computed, num_new)
         scheduled[request.request_id] = num_new
         requests.append(request)
         request.num_computed_tokens = end

@@ -10,10 +10,14 @@ request's state goes through one method here.
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.encoder.schedule import encoder_for
 from schedtop.engine.knobs import Knobs, initial_knobs
+from schedtop.engine.kv.connector.base import KVConnector, NoConnector
 from schedtop.engine.kv.manager import KVCacheManager
+from schedtop.engine.lora.slots import AdapterSlots
 from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request, State
 from schedtop.engine.sched.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
@@ -35,6 +39,8 @@ from schedtop.engine.snapshot import (
 )
 
 UNLIMITED = 1 << 60
+UNKNOWN_DRAFT = -1
+"""Stands for a draft that the runner will propose itself when the step runs."""
 
 _LIMITS = {
     WaitReason.BUDGET: LimitedBy.BUDGET,
@@ -86,6 +92,9 @@ class Scheduler:
         """Those among the waiting and deferred that have run before."""
         self.num_waiting_tokens = 0
         """Tokens of all requests that wait."""
+        self.connector: KVConnector = NoConnector()
+        self.encoder = encoder_for(config)
+        self.adapters = AdapterSlots(config.max_adapters)
         self.pause_state = PauseState.RUNNING
         self.in_flight: deque[StepPlan] = deque()
         """Planned steps whose result hasn't come yet, oldest first."""
@@ -129,6 +138,10 @@ class Scheduler:
         assert self.in_flight and self.in_flight[0] is plan, "results are taken in the order of the plans"
         self.in_flight.popleft()
         outputs = take_result(self, plan, result)
+        for request_id, is_ok in result.finished_loads.items():
+            self.load_finished(request_id, is_ok)
+        for request_id in result.finished_sends:
+            self.send_finished(request_id)
         self.kv.release_pending(plan.step)
         return outputs
 
@@ -155,12 +168,17 @@ class Scheduler:
         return threshold
 
     def _add_placeholders(self, plan: StepPlan) -> None:
-        """Count the tokens this step will sample as there already, so that the next step can be planned over them."""
+        """Count the tokens this step will sample as there already, so that the next step can be planned over them.
+
+        With drafts on, the next step's drafts aren't known either: the runner fills in what it proposes.
+        """
+        num_next_drafts = self.knobs.num_speculative_tokens
         for request in plan.requests:
             num_drafts = len(plan.spec_token_ids.get(request.request_id, ()))
             known = len(request.token_ids) + request.num_output_placeholders + num_drafts
             if request.num_computed_tokens == known:
                 request.num_output_placeholders += 1 + num_drafts
+                request.spec_token_ids = [UNKNOWN_DRAFT] * num_next_drafts
 
     def _output(self, plan: StepPlan) -> SchedulerOutput:
         new, resumed = [], []
@@ -179,6 +197,8 @@ class Scheduler:
             total_num_scheduled_tokens=plan.total_num_scheduled_tokens,
             scheduled_spec_decode_tokens=plan.spec_token_ids,
             preempted_req_ids=preempted,
+            encoder_inputs=plan.encoder_inputs,
+            kv_connector_metadata=self.connector.build_connector_meta(plan.requests),
             finished_req_ids=finished,
             resumed_req_ids=resumed,
         )
@@ -228,6 +248,7 @@ class Scheduler:
         """End a live request, whatever its state: blocks freed, and the runner hears of it with the next plan."""
         if request.state is State.RUNNING:
             self.running.remove(request)
+            self._give_back_adapter(request)
         else:
             self.leave_queue(request)
         self.ended.append(RequestOutput(request.request_id, [], reason, detail))
@@ -238,11 +259,25 @@ class Scheduler:
         request.state = State.FINISHED
         request.finish_reason = reason
         request.finish_detail = detail
+        if self.connector.request_finished(request, [block.block_id for block in request.blocks]):
+            self.kv.hold_for_send(request)
         self._free(request)
         del self.requests[request.request_id]
         self.finished_ids.append(request.request_id)
         self.stats.finished[reason] += 1
         self.emit(EventKind.FINISHED, request, f"{reason}: {detail}" if detail else reason.value)
+
+    def forget_ended(self) -> None:
+        """Rebuild the list of running requests without those that a step's result has ended."""
+        ended = [request for request in self.running if request.state is State.FINISHED]
+        self.running[:] = [request for request in self.running if request.state is State.RUNNING]
+        for request in ended:
+            self._give_back_adapter(request)
+
+    def _give_back_adapter(self, request: Request) -> None:
+        for waiting in self.adapters.give_back(request):
+            if waiting.defer_reason is WaitReason.ADAPTER_SLOTS:
+                self.undefer(waiting)
 
     def start_running(self, request: Request, num_hit_tokens: int) -> None:
         """A request just admitted by pass 2 joins the running ones at the end."""
@@ -251,6 +286,7 @@ class Scheduler:
         request.was_admitted = True
         request.state = State.RUNNING
         request.num_bypassed = 0
+        self.adapters.take(request)
         self.running.append(request)
         self.emit(kind, request)
 
@@ -272,6 +308,7 @@ class Scheduler:
         self._front_rank -= 1
         victim.fcfs_rank = self._front_rank
         self.running.remove(victim)
+        self._give_back_adapter(victim)
         self.num_waiting_tokens += victim.num_tokens
         self.preempted[victim.request_id] = victim
         self.waiting.add(victim)
@@ -296,6 +333,12 @@ class Scheduler:
         self.stats.count_preemption(record)
         self.emit(EventKind.PREEMPTED, victim, preemption=record)
 
+    def plan_media(self, plan: StepPlan, request: Request, start: int, num_tokens: int) -> None:
+        """A share that reaches media was planned: reserve them, and have the new ones encoded in this step."""
+        fresh = self.encoder.commit(request, start, num_tokens)
+        if fresh:
+            plan.encoder_inputs[request.request_id] = fresh
+
     def drop_in_flight(self, request: Request) -> None:
         """Discard every result of a preempted request that is still to come: its tokens will be sampled again."""
         for plan in self.in_flight:
@@ -318,6 +361,8 @@ class Scheduler:
         num_tokens = plan.take_back(victim)
         if not num_tokens:
             return
+        for reader, item in self.encoder.withdraw(victim, plan.encoder_inputs.pop(victim.request_id, [])):
+            plan.encoder_inputs.setdefault(reader, []).append(item)
         end = victim.num_computed_tokens + num_tokens
         plan.num_context_tokens -= end
         if num_tokens == 1 and victim.num_tokens + victim.num_output_placeholders == end:
@@ -329,7 +374,47 @@ class Scheduler:
         until = None
         if self.config.defers_block_free and self.in_flight and request.planned_in >= self.in_flight[0].step:
             until = request.planned_in
+        self.encoder.release_all(request)
         return self.kv.free(request, until)
+
+    # ---- KV from elsewhere ----------------------------------------------------------------------------------
+
+    def connector_answered(self, request_id: str) -> None:
+        """The connector knows by now what it can load for a request: look at it again."""
+        request = self.requests.get(request_id)
+        if request is not None and request.defer_reason is WaitReason.KV_TRANSFER:
+            self.undefer(request)
+
+    def load_finished(self, request_id: str, is_ok: bool) -> None:
+        """A connector's load has ended; unknown or ended requests are fine. A failed one is computed here instead."""
+        request = self.requests.get(request_id)
+        if not self.kv.end_load(request_id, request, is_ok) or request is None:
+            return
+        request.is_loaded = is_ok
+        request.skips_connector = not is_ok
+        self.undefer(request)
+
+    def send_finished(self, request_id: str) -> None:
+        """A connector has read all it wanted of an ended request's blocks; idempotent."""
+        self.kv.end_send(request_id)
+
+    def reclaim_loaded(self, request: Request, num_blocks: int) -> int:
+        """Nothing runs and `request` lacks blocks: take them from other requests that wait with loaded KV.
+
+        Returns the number freed. Their content stays in the prefix cache as long as it lasts.
+        """
+        before = self.kv.num_free
+        loaded = list(takewhile(lambda waiting: waiting.is_loaded, self.waiting))
+        for other in reversed(loaded):
+            if self.kv.num_free - before >= num_blocks:
+                break
+            if other is not request:
+                self.waiting.remove(other)
+                other.is_loaded = False
+                other.num_computed_tokens = 0
+                self._free(other)
+                self.waiting.add(other)
+        return self.kv.num_free - before
 
     # ---- the queue ------------------------------------------------------------------------------------------
 
@@ -356,11 +441,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self.preempted.pop(request.request_id, None)
+        self.adapters.forget(request)
         self.num_waiting_tokens -= request.num_tokens
-
-    def not_ready(self, request: Request) -> WaitReason | None:
-        """What a request waits for besides room; None = it is ready."""
-        return None
 
     def defer(self, request: Request, reason: WaitReason) -> None:
         """Take a waiting request out of the queue until `undefer`; it holds up nobody meanwhile."""
@@ -484,7 +566,7 @@ class Scheduler:
         for request in live:
             if request.num_output_placeholders < 0:
                 faults.append(f"{request} has {request.num_output_placeholders} placeholders")
-            if request.state is not State.RUNNING and request.blocks:
+            if request.state is not State.RUNNING and request.blocks and not request.is_loaded:
                 faults.append(f"{request} holds {len(request.blocks)} blocks while it waits")
         usage = self.kv.usage()
         if usage.free + usage.in_use + usage.held + usage.pending != usage.usable:

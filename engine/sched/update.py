@@ -33,6 +33,8 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
             continue
         if spec and request.request_id in spec:
             reject_drafts(sched, plan, request, len(spec[request.request_id]), len(tokens))
+        if request.media:
+            sched.encoder.release_consumed(request)
         if not tokens:
             continue
         token_ids = request.token_ids
@@ -118,11 +120,13 @@ def end_requests(sched: "Scheduler", ended: list[RequestOutput], now: float) -> 
         output.num_cached_tokens = request.num_cached_tokens
         sched.stats.count_end(request, now)
         sched.settle_end(request, output.finish_reason)
-    sched.running[:] = [request for request in sched.running if request.state is State.RUNNING]
+    sched.forget_ended()
 
 
 def take_new_drafts(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -> None:
     """Keep the proposer's drafts for requests that will decode next."""
+    if plan.is_async:
+        return  # the next step is planned already: its drafts stand as unknown, and the runner fills them in
     limit = sched.knobs.num_speculative_tokens
     for request_id, drafts in result.draft_token_ids.items():
         request = sched.requests.get(request_id)

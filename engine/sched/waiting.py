@@ -55,23 +55,61 @@ def candidates(sched: "Scheduler") -> Iterator[Request]:
 
 def try_admit(sched: "Scheduler", plan: StepPlan, request: Request) -> Blocked | None:
     """Admit one request with its first share, or say what it lacks. None also when it was deferred."""
-    if (reason := sched.not_ready(request)) is not None:
-        sched.defer(request, reason)
+    if not sched.adapters.admits(request, sched.knobs.max_bypass):
+        sched.defer(request, WaitReason.ADAPTER_SLOTS)
         return None
-    hits = sched.kv.find_prefix(request)
-    num_hit_tokens = len(hits) * sched.kv.block_size
+    hits = [] if request.is_loaded else sched.kv.find_prefix(request)
+    num_hit_tokens = request.num_computed_tokens or len(hits) * sched.kv.block_size
+    num_external = num_loadable(sched, request, num_hit_tokens)
+    if num_external is None:
+        sched.defer(request, WaitReason.KV_TRANSFER)
+        return None
+    if num_external:
+        return start_load(sched, request, hits, num_hit_tokens + num_external)
     num_left = len(request.token_ids) - num_hit_tokens
     num_new = min(num_left, plan.threshold) if plan.threshold else num_left
     if num_new > plan.budget and not sched.knobs.enable_chunked_prefill:
         return Blocked(WaitReason.WHOLE_PROMPT, request, num_new, plan.budget)
     num_new = min(num_new, plan.budget, sched.max_model_len - 1 - num_hit_tokens)
+    if request.media and not (num_new := sched.encoder.limit(request, num_hit_tokens, num_new)):
+        return Blocked(WaitReason.ENCODER, request)
     num_padding = draft_padding(sched, plan, num_left)
     if num_new + num_padding > plan.budget:
         return Blocked(WaitReason.BUDGET, request, num_new + num_padding, plan.budget)
     end = num_hit_tokens + num_new + num_padding
     if (blocked := lacks_blocks(sched, request, end, hits)) is not None:
         return blocked
-    admit(sched, plan, request, hits, end, num_padding)
+    admit(sched, plan, request, hits, num_hit_tokens, end, num_padding)
+    return None
+
+
+def num_loadable(sched: "Scheduler", request: Request, num_hit_tokens: int) -> int | None:
+    """Tokens whose KV a connector can bring, in whole blocks, at least one token being left to compute.
+
+    None: the connector doesn't know yet.
+    """
+    if request.is_loaded or request.skips_connector:
+        return 0
+    num_external = sched.connector.get_num_new_matched_tokens(request, num_hit_tokens)
+    if num_external is None:
+        return None
+    size = sched.kv.block_size
+    most = (len(request.token_ids) - 1) // size * size - num_hit_tokens
+    return max(0, min(num_external // size * size, most))
+
+
+def start_load(sched: "Scheduler", request: Request, hits: list[KVCacheBlock], end: int) -> Blocked | None:
+    """Give a request blocks for `end` tokens and let a connector fill them; it waits aside until they are there."""
+    if (blocked := lacks_blocks(sched, request, end, hits)) is not None:
+        return blocked
+    kv = sched.kv
+    num_hit_tokens = len(hits) * kv.block_size
+    kv.adopt(request, hits)
+    new_blocks = kv.grow(request, end)
+    assert new_blocks is not None, "admission was checked"
+    sched.connector.update_state_after_alloc(request, [block.block_id for block in new_blocks], num_hit_tokens)
+    kv.hold_for_load(request)
+    sched.defer(request, WaitReason.KV_TRANSFER)
     return None
 
 
@@ -99,25 +137,37 @@ def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCa
         needed = max(needed, kv.num_blocks_missing(request, sched.final_length(request), hits))
         free -= sched.num_blocks_promised()
     never_fits = sched.config.ends_outgrown and kv.blocks_for(len(request.token_ids)) > kv.capacity
+    if needed > free and not sched.running:
+        free += sched.reclaim_loaded(request, needed - free)
     if needed > free or never_fits:
         return Blocked(WaitReason.KV_BLOCKS, request, needed, max(free, 0))
     return None
 
 
 def admit(
-    sched: "Scheduler", plan: StepPlan, request: Request, hits: list[KVCacheBlock], end: int, num_padding: int
+    sched: "Scheduler",
+    plan: StepPlan,
+    request: Request,
+    hits: list[KVCacheBlock],
+    num_hit_tokens: int,
+    end: int,
+    num_padding: int,
 ) -> None:
     """Move a request from the queue to running, its cached prefix counted as computed."""
     kv = sched.kv
-    num_hit_tokens = len(hits) * kv.block_size
     sched.leave_queue(request)
-    kv.adopt(request, hits)
+    if request.is_loaded:
+        request.is_loaded = False
+    else:
+        kv.adopt(request, hits)
     blocks = kv.grow(request, end)
     assert blocks is not None, "admission was checked"
     request.num_computed_tokens = num_hit_tokens
     kv.hash_full_blocks(request, end)
     plan.admissions.append(Admission(request, request.was_admitted, num_hit_tokens))
     plan.give(request, end - num_hit_tokens, [])
+    if request.media:
+        sched.plan_media(plan, request, num_hit_tokens, end - num_hit_tokens)
     if num_padding:
         plan.spec_token_ids[request.request_id] = [-1] * num_padding
     plan.num_context_tokens += end
