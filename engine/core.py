@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.door import check_at_the_door
+from schedtop.engine.door import check_at_the_door, check_media
+from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.errors import Conflict, SchedtopError
 from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, change_knobs, knob_table
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, Touched
@@ -19,6 +20,7 @@ from schedtop.engine.publish import build_snapshot, step_record
 from schedtop.engine.request import Request, State
 from schedtop.engine.runner.base import ModelRunner
 from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.sched.check import find_faults
 from schedtop.engine.sched.explain import status_of
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
@@ -32,6 +34,8 @@ from schedtop.engine.snapshot import (
     StepRecord,
     Viewport,
 )
+from schedtop.engine.structured.backend import GrammarBackend
+from schedtop.engine.structured.requests import grammars_for
 
 NUM_STEPS_KEPT = 4096
 """Step records in memory: the flight recorder's ring."""
@@ -53,6 +57,7 @@ class EngineCore:
         eos_token_ids: Iterable[int] = (),
         vocab_size: int | None = None,
         scheduler: Scheduler | None = None,
+        grammar_backend: GrammarBackend | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -63,6 +68,10 @@ class EngineCore:
         self._runner = runner
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
+        self._grammars = grammars_for(grammar_backend, self.scheduler, self.post)
+        self.on_mail: Callable[[], None] = lambda: None
+        """Called, from any thread, when `post` left something to do: wakes a sleeping core thread."""
+        self._mail: deque[Callable[[], None]] = deque()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._in_flight: deque[tuple[StepPlan, Future[tuple[ModelRunnerOutput, float]]]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=NUM_STEPS_KEPT)
@@ -74,7 +83,9 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step()` would do something."""
-        return bool(self._in_flight) or (self.scheduler.has_unfinished and not self._is_stuck)
+        return bool(self._in_flight or self._mail or self.seconds_to_deadline == 0.0) or (
+            self.scheduler.has_unfinished and not self._is_stuck
+        )
 
     @property
     def next_step(self) -> int:
@@ -83,6 +94,7 @@ class EngineCore:
 
     def step(self) -> EngineCoreOutputs | None:
         """Plan (with async scheduling: ahead), run, and take the result of the oldest step in flight."""
+        self._read_mail()
         depth = self.config.async_depth if self.scheduler.knobs.async_scheduling else 1
         while len(self._in_flight) < depth and self.scheduler.has_unfinished and not self._is_stuck:
             plan = self.scheduler.schedule()
@@ -147,7 +159,27 @@ class EngineCore:
     def shutdown(self) -> None:
         """Wait for what is in flight and release the runner."""
         self._executor.shutdown(wait=True)
+        self._grammars.shutdown()
         self._runner.shutdown()
+
+    # ---- what background work brings ------------------------------------------------------------------------
+
+    def post(self, operation: Callable[[], None]) -> None:
+        """Have something done at the next boundary. The one method for other threads."""
+        self._mail.append(operation)
+        self.on_mail()
+
+    @property
+    def seconds_to_deadline(self) -> float | None:
+        """When an idle engine has to look after something by itself: 0 = now, None = never."""
+        deadline = self._grammars.next_deadline()
+        return None if deadline is None else max(0.0, deadline - self.clock())
+
+    def _read_mail(self) -> None:
+        while self._mail:
+            self._mail.popleft()()
+            self._is_stuck = False
+        self._grammars.expire(self.clock())
 
     # ---- requests -------------------------------------------------------------------------------------------
 
@@ -159,27 +191,31 @@ class EngineCore:
         priority: int = 0,
         adapter: str | None = None,
         cache_salt: str | None = None,
+        media: Sequence[MediaItem] = (),
     ) -> None:
         """Queue a request. Raises `RequestRefused` (never fits, bad settings, id in use) or `QueueFull`."""
         try:
+            self._grammars.check(sampling)
             check_at_the_door(self.scheduler, request_id, prompt_token_ids, sampling, adapter, self._vocab_size)
+            check_media(self.scheduler, media, len(prompt_token_ids))
         except SchedtopError as error:
             self.scheduler.stats.refused += 1
             self.scheduler.emit(EventKind.REFUSED, detail=f"{request_id}: {error}")
             raise
         now = self.clock()
-        self.scheduler.add_request(
-            Request(
-                request_id,
-                prompt_token_ids,
-                sampling,
-                priority=priority,
-                arrival_time=now,
-                eos_token_ids=self._eos_token_ids,
-                adapter=adapter,
-                cache_salt=cache_salt,
-            )
+        request = Request(
+            request_id,
+            prompt_token_ids,
+            sampling,
+            priority=priority,
+            arrival_time=now,
+            eos_token_ids=self._eos_token_ids,
+            adapter=adapter,
+            cache_salt=cache_salt,
+            media=media,
         )
+        self.scheduler.add_request(request)
+        self._grammars.start(request, now)
         self._is_stuck = False
 
     def match(
@@ -212,6 +248,7 @@ class EngineCore:
 
     def _abort(self, request: Request, detail: str) -> bool:
         self.scheduler.finish(request, FinishReason.ABORT, detail)
+        self._grammars.forget(request.request_id)
         return True
 
     def set_priority(self, ids: Sequence[str], priority: int) -> Touched:
@@ -370,7 +407,7 @@ class EngineCore:
 
     def self_check(self) -> list[str]:
         """Prove block and reference accounting; one sentence per fault, so an empty list is a clean bill."""
-        return self.scheduler.faults()
+        return find_faults(self.scheduler)
 
     def snapshot(self, viewport: Viewport) -> Snapshot:
         """The engine as it stands at this boundary, cut to `viewport`."""

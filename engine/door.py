@@ -1,5 +1,8 @@
 """The door: what is refused before it becomes a request. Each refusal names the value, the limit and the way out."""
 
+from collections.abc import Sequence
+
+from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.errors import QueueFull, RequestRefused
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.scheduler import Scheduler
@@ -30,6 +33,8 @@ def _check_identity(sched: Scheduler, request_id: str) -> None:
         raise RequestRefused(f"a request id has 1 to {MAX_ID_LENGTH} characters, this one has {len(request_id)}")
     if request_id in sched.requests:
         raise RequestRefused(f"request id {request_id!r} is in use by a live request; choose another")
+    if sched.kv.is_transferring(request_id):
+        raise RequestRefused(f"request id {request_id!r} is in use by a KV transfer under way; choose another")
 
 
 def _check_prompt(prompt_token_ids: list[int], vocab_size: int | None) -> None:
@@ -53,6 +58,22 @@ def _check_size(sched: Scheduler, num_tokens: int) -> None:
             f"the prompt has {num_tokens} tokens, the whole KV pool holds {config.usable_tokens} "
             f"({config.num_usable_blocks} blocks of {config.block_size}); shorten it or start with more blocks"
         )
+
+
+def check_media(sched: Scheduler, media: Sequence[MediaItem], num_tokens: int) -> None:
+    """Raise `RequestRefused` for media that this engine can never encode, or that lie outside the prompt."""
+    config = sched.config
+    limit = min(config.encoder_cache_size, config.max_num_encoder_tokens)
+    for item in media:
+        if item.num_tokens > limit:
+            raise RequestRefused(
+                f"a media input has {item.num_tokens} embeddings, the encoder takes at most {limit} "
+                "(encoder_cache_size, max_num_encoder_tokens); give a smaller one or start with more"
+            )
+        if item.offset < 0 or item.num_tokens < 1 or item.offset + item.num_tokens > num_tokens:
+            raise RequestRefused(
+                f"a media input at {item.offset} of {item.num_tokens} tokens is outside the prompt of {num_tokens}"
+            )
 
 
 def _check_queue(sched: Scheduler, num_tokens: int) -> None:

@@ -46,6 +46,7 @@ class EngineLoop:
         self._inbox: deque[Call] = deque()
         self._work = threading.Condition()
         self._stopping = False
+        core.on_mail = self._notify
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
     def start(self) -> None:
@@ -67,14 +68,17 @@ class EngineLoop:
         """
         call = Call(operation, tag)
         self._inbox.append(call)
-        with self._work:
-            self._work.notify()
+        self._notify()
         return call
 
     @property
     def is_alive(self) -> bool:
         """False before start, after stop, and after a bug ended the thread."""
         return self._thread.is_alive()
+
+    def _notify(self) -> None:
+        with self._work:
+            self._work.notify()
 
     def _run(self) -> None:
         try:
@@ -112,4 +116,4 @@ class EngineLoop:
     def _sleep(self) -> None:
         with self._work:
             while not self._inbox and not self._stopping and not self.core.has_work:
-                self._work.wait()
+                self._work.wait(self.core.seconds_to_deadline)

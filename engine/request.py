@@ -7,6 +7,7 @@ from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import EngineEvent, FinishReason, WaitReason
+from schedtop.engine.structured.backend import CompiledGrammar
 
 NEVER = 1 << 62
 """A token count that is never reached."""
@@ -134,7 +135,7 @@ class Request:
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.events: list[EngineEvent] = []
-        self.grammar: object | None = None
+        self.grammar: CompiledGrammar | None = None
         self.media = tuple(media)
         self.is_loaded = False
         """Waits with KV that a connector has loaded: it holds blocks, so it is admitted before all others."""

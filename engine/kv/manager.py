@@ -138,6 +138,10 @@ class KVCacheManager:
         request.num_slots = request.num_hashed_blocks = 0
         request.hash_at = NEVER
 
+    def is_transferring(self, request_id: str) -> bool:
+        """Whether a transfer still holds blocks under this request id."""
+        return f"load:{request_id}" in self._held or f"send:{request_id}" in self._held
+
     def end_load(self, request_id: str, request: Request | None, is_ok: bool) -> bool:
         """A load has ended: give its blocks to `request`, or free them if it failed or the request is gone.
 

@@ -7,6 +7,7 @@ import msgspec
 from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.kv.connector.base import KVConnectorMetadata
 from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.structured.backend import CompiledGrammar
 
 
 class NewRequestData(msgspec.Struct, kw_only=True):
@@ -20,6 +21,8 @@ class NewRequestData(msgspec.Struct, kw_only=True):
     block_ids: list[int]
     num_computed_tokens: int
     adapter: str | None = None
+    media: tuple[MediaItem, ...] = ()
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass(slots=True)

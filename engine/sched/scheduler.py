@@ -10,7 +10,6 @@ request's state goes through one method here.
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
 
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.encoder.schedule import encoder_for
@@ -20,12 +19,14 @@ from schedtop.engine.kv.manager import KVCacheManager
 from schedtop.engine.lora.slots import AdapterSlots
 from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request, State
-from schedtop.engine.sched.output import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from schedtop.engine.sched.compose import compose_output
+from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import Blocked, StepPlan
 from schedtop.engine.sched.queue import POLICIES, RequestQueue
 from schedtop.engine.sched.running import schedule_running
 from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
 from schedtop.engine.sched.stop import StopCondition, stop_conditions
+from schedtop.engine.sched.transfers import drop_loaded, take_transfers
 from schedtop.engine.sched.update import take_result
 from schedtop.engine.sched.victim import VICTIM_RULES, ChooseVictim
 from schedtop.engine.sched.waiting import admit_waiting
@@ -108,7 +109,7 @@ class Scheduler:
         """Number of the last planned step."""
         self._next_rank = 0
         self._front_rank = 0
-        self._preempted_ids: list[str] = []
+        self.preempted_ids: list[str] = []
         """Preempted between steps (by an operator): reported first by the next plan."""
 
     # ---- the step -------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ class Scheduler:
         plan.limited_by = self._limiting_cause(plan)
         if plan.is_async:
             self._add_placeholders(plan)
-        plan.output = self._output(plan)
+        plan.output = compose_output(self, plan)
         self.stats.count_plan(plan)
         self.in_flight.append(plan)
         self.last_plan = plan
@@ -138,10 +139,7 @@ class Scheduler:
         assert self.in_flight and self.in_flight[0] is plan, "results are taken in the order of the plans"
         self.in_flight.popleft()
         outputs = take_result(self, plan, result)
-        for request_id, is_ok in result.finished_loads.items():
-            self.load_finished(request_id, is_ok)
-        for request_id in result.finished_sends:
-            self.send_finished(request_id)
+        take_transfers(self, result)
         self.kv.release_pending(plan.step)
         return outputs
 
@@ -179,40 +177,6 @@ class Scheduler:
             if request.num_computed_tokens == known:
                 request.num_output_placeholders += 1 + num_drafts
                 request.spec_token_ids = [UNKNOWN_DRAFT] * num_next_drafts
-
-    def _output(self, plan: StepPlan) -> SchedulerOutput:
-        new, resumed = [], []
-        for admission in plan.admissions:
-            request = admission.request
-            if admission.is_resumed:
-                resumed.append(request.request_id)
-            new.append(self._new_request_data(request, plan))
-        preempted = self._preempted_ids + [request.request_id for request in plan.preempted]
-        finished, self.finished_ids, self._preempted_ids = self.finished_ids, [], []
-        return SchedulerOutput(
-            step=plan.step,
-            scheduled_new_reqs=new,
-            scheduled_cached_reqs=CachedRequestData(plan.new_block_ids),
-            num_scheduled_tokens=plan.num_scheduled_tokens,
-            total_num_scheduled_tokens=plan.total_num_scheduled_tokens,
-            scheduled_spec_decode_tokens=plan.spec_token_ids,
-            preempted_req_ids=preempted,
-            encoder_inputs=plan.encoder_inputs,
-            kv_connector_metadata=self.connector.build_connector_meta(plan.requests),
-            finished_req_ids=finished,
-            resumed_req_ids=resumed,
-        )
-
-    def _new_request_data(self, request: Request, plan: StepPlan) -> NewRequestData:
-        return NewRequestData(
-            req_id=request.request_id,
-            token_ids=request.token_ids.copy(),
-            num_prompt_tokens=request.num_prompt_tokens,
-            sampling_params=request.sampling,
-            block_ids=[block.block_id for block in request.blocks],
-            num_computed_tokens=request.num_computed_tokens - plan.num_scheduled_tokens[request.request_id],
-            adapter=request.adapter,
-        )
 
     def _note_stop(self, plan: StepPlan, reason: WaitReason) -> None:
         if plan.blocked is None or plan.blocked.request is None:
@@ -261,7 +225,7 @@ class Scheduler:
         request.finish_detail = detail
         if self.connector.request_finished(request, [block.block_id for block in request.blocks]):
             self.kv.hold_for_send(request)
-        self._free(request)
+        self.free(request)
         del self.requests[request.request_id]
         self.finished_ids.append(request.request_id)
         self.stats.finished[reason] += 1
@@ -299,7 +263,7 @@ class Scheduler:
         if plan is not None:
             self._withdraw(victim, plan)
         num_lost, free_before = victim.num_computed_tokens, self.kv.pool.num_free
-        num_blocks = self._free(victim)
+        num_blocks = self.free(victim)
         victim.num_computed_tokens = 0
         victim.spec_token_ids = []
         victim.num_preemptions += 1
@@ -329,7 +293,7 @@ class Scheduler:
             plan.preempted.append(victim)
             plan.preemptions.append(record)
         else:
-            self._preempted_ids.append(victim.request_id)
+            self.preempted_ids.append(victim.request_id)
         self.stats.count_preemption(record)
         self.emit(EventKind.PREEMPTED, victim, preemption=record)
 
@@ -370,51 +334,13 @@ class Scheduler:
         if self.config.unhashes_withdrawn:
             self.kv.unhash_from(victim, victim.num_computed_tokens)
 
-    def _free(self, request: Request) -> int:
+    def free(self, request: Request) -> int:
+        """Give a request's blocks and encoder entries back; returns the number of blocks."""
         until = None
         if self.config.defers_block_free and self.in_flight and request.planned_in >= self.in_flight[0].step:
             until = request.planned_in
         self.encoder.release_all(request)
         return self.kv.free(request, until)
-
-    # ---- KV from elsewhere ----------------------------------------------------------------------------------
-
-    def connector_answered(self, request_id: str) -> None:
-        """The connector knows by now what it can load for a request: look at it again."""
-        request = self.requests.get(request_id)
-        if request is not None and request.defer_reason is WaitReason.KV_TRANSFER:
-            self.undefer(request)
-
-    def load_finished(self, request_id: str, is_ok: bool) -> None:
-        """A connector's load has ended; unknown or ended requests are fine. A failed one is computed here instead."""
-        request = self.requests.get(request_id)
-        if not self.kv.end_load(request_id, request, is_ok) or request is None:
-            return
-        request.is_loaded = is_ok
-        request.skips_connector = not is_ok
-        self.undefer(request)
-
-    def send_finished(self, request_id: str) -> None:
-        """A connector has read all it wanted of an ended request's blocks; idempotent."""
-        self.kv.end_send(request_id)
-
-    def reclaim_loaded(self, request: Request, num_blocks: int) -> int:
-        """Nothing runs and `request` lacks blocks: take them from other requests that wait with loaded KV.
-
-        Returns the number freed. Their content stays in the prefix cache as long as it lasts.
-        """
-        before = self.kv.num_free
-        loaded = list(takewhile(lambda waiting: waiting.is_loaded, self.waiting))
-        for other in reversed(loaded):
-            if self.kv.num_free - before >= num_blocks:
-                break
-            if other is not request:
-                self.waiting.remove(other)
-                other.is_loaded = False
-                other.num_computed_tokens = 0
-                self._free(other)
-                self.waiting.add(other)
-        return self.kv.num_free - before
 
     # ---- the queue ------------------------------------------------------------------------------------------
 
@@ -461,7 +387,15 @@ class Scheduler:
         self._forget_deferral(request)
         self.waiting.add(request)
         if request.is_held:
-            self.defer(request, WaitReason.HELD)
+            self._set_aside(request)
+
+    def _set_aside(self, request: Request) -> None:
+        """A held request waits without blocks: nothing that runs may have to wait for what an operator holds."""
+        if request.is_loaded:
+            self.waiting.remove(request)
+            drop_loaded(self, request)
+            self.waiting.add(request)
+        self.defer(request, WaitReason.HELD)
 
     def hold(self, request: Request) -> bool:
         """Keep a request from being scheduled until `release`, preempting it first; False if it was held already."""
@@ -471,7 +405,7 @@ class Scheduler:
         if request.state is State.RUNNING:
             self.preempt(request)
         if request.defer_reason is None:
-            self.defer(request, WaitReason.HELD)
+            self._set_aside(request)
         return True
 
     def release(self, request: Request) -> bool:
@@ -552,23 +486,3 @@ class Scheduler:
         event = self.stats.event(kind, self.step, self.clock(), request_id, detail, preemption, changes)
         if request is not None:
             request.events.append(event)
-
-    def faults(self) -> list[str]:
-        """Check the books, one sentence per fault; empty when all is well."""
-        live = list(self.requests.values())
-        faults = self.kv.faults(live)
-        listed = {request.request_id for request in [*self.running, *self.waiting, *self.deferred]}
-        if listed != set(self.requests) or len(self.running) + self.num_waiting != len(self.requests):
-            faults.append(f"requests {sorted(listed ^ set(self.requests))} are in no list or in several")
-        waiting_tokens = sum(r.num_tokens for r in live if r.state is not State.RUNNING)
-        if waiting_tokens != self.num_waiting_tokens:
-            faults.append(f"{waiting_tokens} tokens wait, the count says {self.num_waiting_tokens}")
-        for request in live:
-            if request.num_output_placeholders < 0:
-                faults.append(f"{request} has {request.num_output_placeholders} placeholders")
-            if request.state is not State.RUNNING and request.blocks and not request.is_loaded:
-                faults.append(f"{request} holds {len(request.blocks)} blocks while it waits")
-        usage = self.kv.usage()
-        if usage.free + usage.in_use + usage.held + usage.pending != usage.usable:
-            faults.append(f"free + in use + held + pending is not usable: {usage}")
-        return faults

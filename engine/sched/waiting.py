@@ -12,6 +12,7 @@ from schedtop.engine.knobs import AdmissionRule, SchedulingPolicy
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.request import Request
 from schedtop.engine.sched.plan import Admission, Blocked, StepPlan
+from schedtop.engine.sched.transfers import reclaim_loaded
 from schedtop.engine.snapshot import WaitReason
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCa
         free -= sched.num_blocks_promised()
     never_fits = sched.config.ends_outgrown and kv.blocks_for(len(request.token_ids)) > kv.capacity
     if needed > free and not sched.running:
-        free += sched.reclaim_loaded(request, needed - free)
+        free += reclaim_loaded(sched, request, needed - free)
     if needed > free or never_fits:
         return Blocked(WaitReason.KV_BLOCKS, request, needed, max(free, 0))
     return None

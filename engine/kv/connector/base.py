@@ -37,7 +37,7 @@ class KVConnector(Protocol):
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> int | None:
         """Tokens beyond `num_computed_tokens` that can be loaded, in whole blocks; None = not known yet, ask again
-        after `Scheduler.connector_answered`."""
+        after `transfers.connector_answered`."""
 
     def update_state_after_alloc(self, request: Request, block_ids: Sequence[int], num_computed_tokens: int) -> None:
         """Blocks to load into were allocated, for the tokens from `num_computed_tokens` on."""
@@ -46,7 +46,7 @@ class KVConnector(Protocol):
         """Loads and saves of the step just planned for `scheduled`; None = nothing to move."""
 
     def request_finished(self, request: Request, block_ids: Sequence[int]) -> bool:
-        """A request has ended (its blocks may be none). True: keep the blocks until `Scheduler.send_finished`."""
+        """A request has ended (its blocks may be none). True: keep the blocks until `transfers.send_finished`."""
 
 
 class NoConnector:
