@@ -202,10 +202,17 @@ class GetAudit(_FromClient):
     limit: int = 100
 
 
+class NoteRefusal(_FromClient):
+    """Write into the audit log that this client refused somebody something: the gateway's 403s."""
+
+    action: str
+    detail: str
+
+
 AnyCommand = (
     Subscribe | GetSnapshot | GetInfo | AddRequest | AbortRequests | SetPriority | PreemptRequests | HoldRequests
     | ReleaseRequests | SetMaxTokens | SetKnobs | ConfirmChange | UndoChange | Pause | Resume | Drain
-    | ResetPrefixCache | SelfCheck | DumpSteps | GetAudit
+    | ResetPrefixCache | SelfCheck | DumpSteps | GetAudit | NoteRefusal
 )  # fmt: skip
 
 
@@ -214,6 +221,8 @@ class Envelope(_FromClient):
 
     id: int
     command: AnyCommand
+    on_behalf_of: str = ""
+    """For the audit log, when the client speaks for others: the gateway puts the token's name here, never the token."""
 
 
 FromClient = Hello | Envelope
@@ -316,6 +325,8 @@ class SnapshotUpdate(_FromServer):
     """ttft, itl, e2e, queue, step."""
     steps: list[StepRecord] = []
     pending_change: "PendingChange | None" = None
+    shutting_down: bool = False
+    """The engine is ending: it takes no new requests and lets the running ones finish, up to its limit."""
 
 
 class PendingChange(msgspec.Struct, frozen=True, kw_only=True):

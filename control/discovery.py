@@ -1,0 +1,101 @@
+"""Where sockets, tokens and state live, and which engines are running. Finds paths; opens nothing but to look."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from schedtop.control.errors import NoEngine, SocketRefused
+
+CONNECT_VARIABLE = "SCHEDTOP_CONNECT"
+TOKEN_VARIABLE = "SCHEDTOP_TOKEN"
+MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
+"""Longest path of a unix socket, in bytes."""
+_URL_SCHEMES = ("http://", "https://")
+
+
+def state_folder() -> Path:
+    """Where audit files live: `$XDG_STATE_HOME/schedtop`, else `~/.local/state/schedtop`."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".local" / "state") / "schedtop"
+
+
+def socket_folder() -> Path:
+    """Where engines put their sockets: `$XDG_RUNTIME_DIR/schedtop`, else `run` in the state folder."""
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    return Path(base) / "schedtop" if base.startswith("/") else state_folder() / "run"
+
+
+def socket_path(engine_name: str) -> Path:
+    """The default socket of an engine."""
+    return socket_folder() / f"{engine_name}.sock"
+
+
+def token_path() -> Path:
+    """The file in which the gateway leaves the operator's token for clients of the same user."""
+    return socket_folder() / "token"
+
+
+def is_url(target: str) -> bool:
+    """Whether a connect target names a gateway rather than a socket."""
+    return target.startswith(_URL_SCHEMES)
+
+
+def read_token() -> str | None:
+    """The bearer token for a gateway: `SCHEDTOP_TOKEN`, else the token file; None if there is neither."""
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return token
+    try:
+        return token_path().read_text().strip() or None
+    except OSError:
+        return None
+
+
+def check_path_length(path: Path) -> None:
+    """Raise `SocketRefused` for a path too long for a unix socket."""
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_PATH_BYTES:
+        raise SocketRefused(
+            f"the socket path {path} has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}; "
+            "give a shorter one with --socket, or set XDG_RUNTIME_DIR to a short folder"
+        )
+
+
+def is_live(path: Path) -> bool:
+    """Whether a server answers on the socket at `path`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except (OSError, ValueError):
+            return False
+        return True
+
+
+def discover() -> list[str]:
+    """Sockets in the default folder on which an engine answers, by name."""
+    folder = socket_folder()
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".sock")
+    except OSError:
+        return []
+    return [os.fspath(path) for path in paths if path.is_socket() and is_live(path)]
+
+
+def resolve(connect: str | None) -> str:
+    """What to connect to: `connect`, else SCHEDTOP_CONNECT, else the one live engine.
+
+    Raises `NoEngine` when the choice is empty or open; the message says how to go on.
+    """
+    if target := connect or os.environ.get(CONNECT_VARIABLE):
+        return target
+    live = discover()
+    if not live:
+        raise NoEngine(
+            f"no engine is running (looked in {socket_folder()}); start one with `schedtop serve`, "
+            f"or name one with --connect PATH|URL or {CONNECT_VARIABLE}"
+        )
+    if len(live) > 1:
+        listed = "\n".join(f"  --connect {path}" for path in live)
+        raise NoEngine(f"{len(live)} engines are running; choose one:\n{listed}")
+    return live[0]
