@@ -25,6 +25,7 @@ from schedtop.engine.sched.explain import status_of
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.sim.state import EngineState, capture
 from schedtop.engine.snapshot import (
     EventKind,
     FinishReason,
@@ -412,6 +413,10 @@ class EngineCore:
     def snapshot(self, viewport: Viewport) -> Snapshot:
         """The engine as it stands at this boundary, cut to `viewport`."""
         return build_snapshot(self.scheduler, viewport, self.generation, self._records[-1] if self._records else None)
+
+    def state(self) -> EngineState:
+        """Everything the scheduler's next decisions depend on: what a forecast starts from."""
+        return capture(self.scheduler)
 
     def recent_steps(self, count: int) -> list[StepRecord]:
         """The newest `count` step records, oldest first."""

@@ -1,8 +1,9 @@
 """A runner that computes nothing and takes a modelled time: on a virtual clock or in real time."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from schedtop.engine.request import Request
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
 from schedtop.engine.sim.step_model import StepModel, StepShape
 
@@ -18,6 +19,10 @@ class SimulatedRunner:
         self.wait = wait
         self._num_left: dict[str, int] = {}
         """Known tokens not computed yet, by request."""
+
+    def resume(self, running: Sequence[Request]) -> None:
+        """Take over requests that are running already: a forecast starts in the middle."""
+        self._num_left.update({r.request_id: r.num_tokens - r.num_computed_tokens for r in running})
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Let the modelled time pass and sample one token where a request's known tokens are all computed."""
@@ -42,7 +47,7 @@ class SimulatedRunner:
         shape = StepShape(
             num_sequences=len(sampled),
             num_prefill_tokens=total - num_decodes,
-            num_context_tokens=0,
+            num_context_tokens=scheduler_output.num_context_tokens,
         )
         self.wait(self.model.seconds(shape))
         return ModelRunnerOutput(sampled_token_ids=sampled)

@@ -28,6 +28,7 @@ def compose_output(sched: "Scheduler", plan: StepPlan) -> SchedulerOutput:
         total_num_scheduled_tokens=plan.total_num_scheduled_tokens,
         scheduled_spec_decode_tokens=plan.spec_token_ids,
         preempted_req_ids=preempted,
+        num_context_tokens=plan.num_context_tokens,
         encoder_inputs=plan.encoder_inputs,
         kv_connector_metadata=sched.connector.build_connector_meta(plan.requests),
         finished_req_ids=finished,

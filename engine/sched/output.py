@@ -48,6 +48,8 @@ class SchedulerOutput:
     finished_req_ids: list[str]
     """Requests gone since the last step: the runner drops their state."""
     resumed_req_ids: list[str]
+    num_context_tokens: int = 0
+    """Context tokens attended to, summed over the scheduled requests."""
     encoder_inputs: dict[str, list[MediaItem]] = field(default_factory=dict)
     """Media to encode before the forward pass, by request."""
     kv_connector_metadata: KVConnectorMetadata | None = None

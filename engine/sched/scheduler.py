@@ -205,7 +205,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.num_waiting_tokens += request.num_tokens
         self.waiting.add(request)
-        self.stats.added += 1
+        self.stats.count_arrival(request)
         self.emit(EventKind.QUEUED, request)
 
     def finish(self, request: Request, reason: FinishReason, detail: str = "") -> None:

@@ -11,6 +11,8 @@ from schedtop.engine.snapshot import Counters, EngineEvent, EventKind, Preemptio
 
 NUM_RECENT_PREEMPTIONS = 200
 
+NUM_RECENT_REQUESTS = 512
+
 KnobChanges = dict[str, tuple[KnobValue, KnobValue]]
 """Knob name -> (before, after)."""
 
@@ -52,11 +54,21 @@ class SchedulerStats:
         self.steps = 0
         self.samples = StepSamples()
         self.recent_preemptions: deque[Preemption] = deque(maxlen=NUM_RECENT_PREEMPTIONS)
+        self.recent_arrivals: deque[tuple[float, int, int, int]] = deque(maxlen=NUM_RECENT_REQUESTS)
+        """(arrived, prompt tokens, max_tokens, priority): the arrival process a forecast goes on with."""
+        self.recent_output_lengths: deque[int] = deque(maxlen=NUM_RECENT_REQUESTS)
         self._events: list[EngineEvent] = []
         self._num_events = 0
         self._last_result_at = 0.0
 
     # ---- counted by the scheduler ---------------------------------------------------------------------------
+
+    def count_arrival(self, request: Request) -> None:
+        """A request was queued."""
+        self.added += 1
+        self.recent_arrivals.append(
+            (request.arrived, request.num_prompt_tokens, request.sampling.max_tokens, request.priority)
+        )
 
     def count_plan(self, plan: StepPlan) -> None:
         """A step was planned."""
@@ -116,6 +128,7 @@ class SchedulerStats:
     def count_end(self, request: Request, now: float) -> None:
         """A request ended by itself."""
         self.samples.e2e.append(now - request.arrived)
+        self.recent_output_lengths.append(request.num_output_tokens)
 
     # ---- events ---------------------------------------------------------------------------------------------
 

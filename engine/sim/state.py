@@ -1,0 +1,155 @@
+"""The whole scheduling state of a live engine, frozen: what a forecast starts from.
+
+`capture` reads it off a scheduler, `restore` builds an equal scheduler from it. Tokens are not carried, only who shares
+which cached prefix: two requests share a block's content exactly when they name the same content number.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.knobs import Knobs
+from schedtop.engine.request import Request, State
+from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.sched.explain import in_schedule_order
+from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.snapshot import PauseState
+
+MAX_REQUESTS = 20_000
+"""Waiting requests carried at most: those behind them don't run within any horizon one would ask for."""
+
+
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
+    """One live request. `contents` numbers the content of its full known blocks, as far as they are hashed."""
+
+    request_id: str
+    is_running: bool
+    was_admitted: bool
+    is_held: bool
+    priority: int
+    arrived: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_output_tokens: int
+    num_computed_tokens: int
+    contents: list[int]
+    num_preemptions: int = 0
+    adapter: str | None = None
+
+
+class ArrivalSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that came: when (engine clock, seconds), how long its prompt, how urgent."""
+
+    at: float
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the scheduler's next decisions depend on, and what is known of the load."""
+
+    mono: float
+    step: int
+    config: EngineConfig
+    knobs: Knobs
+    pause: PauseState
+    requests: list[RequestState]
+    """Running ones in admission order, then the waiting in schedule order."""
+    num_left_out: int = 0
+    arrivals: list[ArrivalSample] = []
+    """The most recent arrivals, oldest first."""
+    output_lengths: list[int] = []
+    """Output tokens of the requests that ended most recently by themselves."""
+
+
+def capture(sched: Scheduler) -> EngineState:
+    """The state of a live scheduler at a step boundary."""
+    numbers: dict[bytes, int] = {}
+    waiting = list(in_schedule_order(sched))
+    kept = [*sched.running, *waiting[:MAX_REQUESTS]]
+    return EngineState(
+        mono=sched.clock(),
+        step=sched.step,
+        config=sched.config,
+        knobs=sched.knobs,
+        pause=sched.pause_state,
+        requests=[_request_state(request, numbers) for request in kept],
+        num_left_out=max(0, len(waiting) - MAX_REQUESTS),
+        arrivals=[ArrivalSample(*sample) for sample in sched.stats.recent_arrivals],
+        output_lengths=list(sched.stats.recent_output_lengths),
+    )
+
+
+def _request_state(request: Request, numbers: dict[bytes, int]) -> RequestState:
+    return RequestState(
+        request_id=request.request_id,
+        is_running=request.state is State.RUNNING,
+        was_admitted=request.was_admitted,
+        is_held=request.is_held,
+        priority=request.priority,
+        arrived=request.arrived,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_output_tokens=request.num_output_tokens,
+        max_output_tokens=request.max_total_tokens - request.num_prompt_tokens,
+        num_computed_tokens=request.num_computed_tokens - request.num_output_placeholders,
+        contents=[numbers.setdefault(content, len(numbers)) for content in request.block_hashes],
+        num_preemptions=request.num_preemptions,
+        adapter=request.adapter,
+    )
+
+
+def restore(
+    state: EngineState, knobs: Knobs, clock: Callable[[], float], output_length: Callable[[RequestState], int]
+) -> Scheduler:
+    """A scheduler in the captured state under other knobs; `output_length` says where each request will end.
+
+    Running requests keep their order and their computed context. If `knobs` leave them too few blocks, they are
+    preempted by the rules in the first step.
+    """
+    sched = Scheduler(state.config, knobs, clock=clock)
+    sched.pause_state = state.pause
+    for saved in state.requests:
+        request = _request_from(saved, state.config.block_size, output_length(saved))
+        sched.add_request(request)
+        request.arrived = saved.arrived
+        request.was_admitted = saved.was_admitted
+        request.num_preemptions = saved.num_preemptions
+        if saved.num_output_tokens:
+            request.first_token_at = request.last_token_at = state.mono
+        if saved.is_running:
+            _resume_running(sched, request, saved)
+        elif saved.is_held:
+            sched.hold(request)
+    sched.stats.take_events()
+    sched.stats.take_samples()
+    return sched
+
+
+def _request_from(saved: RequestState, block_size: int, num_output_tokens: int) -> Request:
+    """A request with stand-in tokens: equal where the contents are known to be equal, else its own."""
+    num_known = saved.num_prompt_tokens + saved.num_output_tokens
+    own = -1 - (hash(saved.request_id) & 0xFFFFFFFF)
+    tokens = [content for content in saved.contents for _ in range(block_size)][:num_known]
+    tokens += [own] * (num_known - len(tokens))
+    request = Request(
+        saved.request_id,
+        tokens[: saved.num_prompt_tokens],
+        SamplingParams(max_tokens=max(num_output_tokens, saved.num_output_tokens + 1), ignore_eos=True),
+        priority=saved.priority,
+        arrival_time=saved.arrived,
+        adapter=saved.adapter,
+    )
+    request.token_ids = tokens
+    return request
+
+
+def _resume_running(sched: Scheduler, request: Request, saved: RequestState) -> None:
+    sched.leave_queue(request)
+    hits = sched.kv.find_prefix(request)[: saved.num_computed_tokens // sched.config.block_size]
+    sched.kv.adopt(request, hits)
+    sched.kv.grow(request, saved.num_computed_tokens)
+    request.num_computed_tokens = saved.num_computed_tokens
+    sched.kv.hash_full_blocks(request, saved.num_computed_tokens)
+    sched.start_running(request, 0)
