@@ -193,8 +193,12 @@ class EngineCore:
         adapter: str | None = None,
         cache_salt: str | None = None,
         media: Sequence[MediaItem] = (),
+        arrived: float | None = None,
     ) -> None:
-        """Queue a request. Raises `RequestRefused` (never fits, bad settings, id in use) or `QueueFull`."""
+        """Queue a request. Raises `RequestRefused` (never fits, bad settings, id in use) or `QueueFull`.
+
+        `arrived` (engine clock, seconds) is now unless the caller knows better.
+        """
         try:
             self._grammars.check(sampling)
             check_at_the_door(self.scheduler, request_id, prompt_token_ids, sampling, adapter, self._vocab_size)
@@ -209,7 +213,7 @@ class EngineCore:
             prompt_token_ids,
             sampling,
             priority=priority,
-            arrival_time=now,
+            arrival_time=now if arrived is None else arrived,
             eos_token_ids=self._eos_token_ids,
             adapter=adapter,
             cache_salt=cache_salt,
