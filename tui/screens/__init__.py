@@ -1,0 +1,1 @@
+"""Screens: the main one, and dialogs over it."""

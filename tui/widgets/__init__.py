@@ -1,0 +1,1 @@
+"""Textual widgets that draw lines made by the view functions."""

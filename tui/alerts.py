@@ -1,0 +1,105 @@
+"""What must not be missed, worst first. Pure: from a scene to a list. Advice (what to turn) is in `advisor.py`."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from schedtop.engine.snapshot import PauseState, Snapshot
+from schedtop.tui.cells import clean
+from schedtop.tui.format import age, rate
+from schedtop.tui.state import Phase, Scene, rates
+
+STALL_AFTER_S = 2.0
+STORM_PER_S = 1.0
+RESTART_SHOWN_S = 60.0
+
+
+class Severity(IntEnum):
+    """Worst first."""
+
+    DOWN = 0
+    BAD = 1
+    WARN = 2
+    NOTE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One line for the strip."""
+
+    severity: Severity
+    text: str
+
+    @property
+    def glyph(self) -> str:
+        """Readable without colour."""
+        return {Severity.DOWN: "✗", Severity.BAD: "!!", Severity.WARN: "!", Severity.NOTE: "i"}[self.severity]
+
+    @property
+    def role(self) -> str:
+        """The theme's role for it."""
+        return {Severity.DOWN: "down", Severity.BAD: "bad", Severity.WARN: "warn", Severity.NOTE: "note"}[self.severity]
+
+
+def find_alerts(scene: Scene) -> list[Alert]:
+    """All alerts of the engine on screen, worst first."""
+    alerts = _of_link(scene)
+    snapshot = scene.view.snapshot
+    if snapshot is not None and scene.view.phase is Phase.LIVE:
+        alerts += _of_engine(scene, snapshot)
+    return sorted(alerts, key=lambda alert: alert.severity)
+
+
+def _of_link(scene: Scene) -> list[Alert]:
+    view, alerts = scene.view, []
+    if view.phase is Phase.LOST:
+        for_how_long = age(scene.now - view.changed_at)
+        last = f"; last data {age(view.age(scene.now))} old" if view.update else ""
+        alerts.append(Alert(Severity.DOWN, f"ENGINE GONE for {for_how_long}: {clean(view.reason)}; reconnecting{last}"))
+    elif scene.is_stale:
+        alerts.append(Alert(Severity.BAD, f"no data for {age(view.age(scene.now))}: what is shown is old"))
+    if view.restarted_at is not None and scene.now - view.restarted_at < RESTART_SHOWN_S:
+        boot = view.welcome.info.boot_id if view.welcome else ""
+        text = f"the engine was restarted (boot {clean(boot[:8])}): live knob changes were lost, start values are back"
+        alerts.append(Alert(Severity.WARN, text))
+    if view.num_missed_events:
+        alerts.append(Alert(Severity.NOTE, f"{view.num_missed_events} events were missed by this screen"))
+    return alerts
+
+
+def _of_engine(scene: Scene, snapshot: Snapshot) -> list[Alert]:
+    alerts = []
+    if (stalled := stalled_for(scene, snapshot)) > STALL_AFTER_S:
+        work = f"{snapshot.num_running} running, {snapshot.num_waiting} waiting"
+        alerts.append(Alert(Severity.BAD, f"STALLED: {work}, but the last step ended {age(stalled)} ago"))
+    if snapshot.pause is not PauseState.RUNNING:
+        what = "nothing is scheduled" if snapshot.pause is PauseState.PAUSED_ALL else "nobody new is admitted"
+        alerts.append(Alert(Severity.WARN, f"engine paused ({snapshot.pause.value}): {what}; P resumes"))
+    speed = rates(scene.view, scene.now)
+    if speed.preemptions > STORM_PER_S:
+        text = f"THRASH: {rate(speed.preemptions)} preemptions/s, {rate(speed.lost)} computed tokens/s thrown away"
+        alerts.append(Alert(Severity.BAD, text))
+    if pending := (scene.view.update.pending_change if scene.view.update else None):
+        left = max(0.0, pending.rolls_back_at_mono - scene.engine_now)
+        alerts.append(Alert(Severity.WARN, f"change {pending.change_id} is undone in {left:.0f} s unless kept (K)"))
+    if head := head_blocked(snapshot):
+        alerts.append(Alert(Severity.NOTE, head))
+    return alerts
+
+
+def stalled_for(scene: Scene, snapshot: Snapshot) -> float:
+    """Seconds since the last step while work is pending; 0 when idle or paused."""
+    has_work = snapshot.num_running or snapshot.num_waiting > snapshot.num_deferred
+    if not has_work or snapshot.pause is not PauseState.RUNNING or snapshot.last_step_mono is None:
+        return 0.0
+    return max(0.0, scene.engine_now - snapshot.last_step_mono)
+
+
+def head_blocked(snapshot: Snapshot) -> str:
+    """Who blocks the queue, what it needs, how many stand behind it and how much room lies idle."""
+    behind = snapshot.waiting_by_reason.get("behind a blocked request", 0)
+    head = next((row for row in snapshot.waiting if row.wait_reason == "KV blocks"), None)
+    if not behind or head is None:
+        return ""
+    detail = clean(head.wait_detail) or "needs more KV blocks than are free"
+    idle = f"{snapshot.pool.free} of {snapshot.pool.usable} blocks lie idle"
+    return f"head blocked by KV: {clean(head.request_id)} {detail}; {behind} wait behind it, {idle}"

@@ -1,0 +1,289 @@
+"""The Textual application: holds links, views and theme, opens dialogs. What is drawn and what keys do is elsewhere."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.style import Style
+from textual.app import App
+from textual.theme import Theme
+
+from schedtop.control.messages import Subscribe
+from schedtop.engine.snapshot import Viewport
+from schedtop.tui.keys import BY_ID, KEYS
+from schedtop.tui.link import Link, Refusal
+from schedtop.tui.screens.dialog import Dialog
+from schedtop.tui.screens.live import DetailDialog, FleetDialog
+from schedtop.tui.screens.main import MainScreen
+from schedtop.tui.screens.simple import Choice, ChoiceDialog, ConfirmDialog, HelpDialog
+from schedtop.tui.state import EngineView, LinkEvent, LinkUp, Phase, Scene, Ui, fold
+from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
+from schedtop.tui.widgets.panel import StyleOf
+
+INTERVAL_S = 0.25
+FLEET_VIEWPORT = Viewport(running_rows=1, waiting_rows=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the screen is started. `tick_s=None` leaves repainting without news to the caller (tests)."""
+
+    theme: str = DEFAULT
+    palettes: Mapping[str, Palette] = field(default_factory=shipped)
+    keymap: Mapping[str, str] = field(default_factory=dict)
+    read_only: bool = False
+    is_ascii: bool = False
+    has_colour: bool = True
+    clock: Callable[[], float] = time.monotonic
+    tick_s: float | None = 0.5
+    interval_s: float = INTERVAL_S
+    picture_folder: Path = Path()
+    notes: Sequence[str] = ()
+    """Faults found in config or themes, to be told on screen."""
+
+
+class SchedtopApp(App[None]):
+    """The screen. One `EngineView` per link; the one at `current` is on screen."""
+
+    ENABLE_COMMAND_PALETTE = False
+    TITLE = "schedtop"
+    CSS = "Screen { background: $background; overflow: hidden; } * { scrollbar-size: 0 0; }"
+
+    def __init__(self, links: Sequence[Link], options: Options | None = None) -> None:
+        self.options = options or Options()
+        has_colour = self.options.has_colour
+        super().__init__(ansi_color=True if not has_colour else None)
+        self.links = list(links)
+        self.views = {link.target: EngineView(link.target, changed_at=self.clock()) for link in links}
+        self.current = links[0].target
+        self.keymap = self.options.keymap
+        self._wanted: dict[str, Viewport] = {}
+        self._sent: dict[str, Viewport] = {}
+        self._style_functions: dict[tuple[str, bool], StyleOf] = {}
+        self._is_paint_due = False
+        self._by_key = {name: key for key in KEYS for name in key.keys.split(",")}
+        self._main = MainScreen(Ui(is_read_only=self.options.read_only), self.options.is_ascii)
+        for palette in self.options.palettes.values():
+            self.register_theme(_textual_theme(palette))
+        self.palette = self._palette(self.options.theme if has_colour else WITHOUT_COLOUR)
+        self.theme = f"schedtop-{self.palette.name}"
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The screen's monotonic clock."""
+        return self.options.clock
+
+    @property
+    def view(self) -> EngineView:
+        """What is known of the engine on screen."""
+        return self.views[self.current]
+
+    @property
+    def link(self) -> Link:
+        """The connection to the engine on screen."""
+        return next(link for link in self.links if link.target == self.current)
+
+    # ---- life -----------------------------------------------------------------------------------------------
+
+    def on_mount(self) -> None:
+        """Put the main screen up, connect, and take care to leave the terminal whole."""
+        self.push_screen(self._main)
+        for link in self.links:
+            self.run_worker(link.run(self.receive), group="links", exit_on_error=True)
+        if self.options.tick_s is not None:
+            self.set_interval(self.options.tick_s, self._tick)
+        self._exit_on_signals()
+        if len(self.links) > 1:
+            self.call_after_refresh(self.show_fleet)
+
+    def _exit_on_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            try:
+                loop.add_signal_handler(number, self.exit, None, 128 + number)
+            except (NotImplementedError, RuntimeError, ValueError):
+                return  # not in the main thread (tests, textual-serve): whoever runs us handles signals
+
+    def receive(self, event: LinkEvent) -> None:
+        """Take news from a link."""
+        self.views[event.target] = fold(self.views[event.target], event, self.clock())
+        if isinstance(event, LinkUp):
+            self._sent.pop(event.target, None)
+            if event.welcome.read_only and event.target == self.current:
+                self._main.ui = replace(self._main.ui, is_read_only=True)
+            if event.target != self.current:
+                self._wanted[event.target] = FLEET_VIEWPORT
+            self._subscribe(event.target)
+        self.paint_soon()
+
+    def paint_soon(self) -> None:
+        """Paint once, however much news comes in before."""
+        if not self._is_paint_due:
+            self._is_paint_due = True
+            self.call_later(self.paint)
+
+    def paint(self) -> None:
+        """Draw what is known now."""
+        self._is_paint_due = False
+        self._main.repaint()
+        if isinstance(self.screen, DetailDialog | FleetDialog):
+            self.screen.repaint()
+
+    def _tick(self) -> None:
+        """Ages of stale data and of a lost engine move without news."""
+        if self.view.phase is not Phase.LIVE or self.view.is_stale(self.clock()):
+            self.paint()
+
+    # ---- subscriptions --------------------------------------------------------------------------------------
+
+    def want(self, viewport: Viewport) -> None:
+        """Have the engine on screen send `viewport` from now on."""
+        self._wanted[self.current] = viewport
+        self._subscribe(self.current)
+
+    def _subscribe(self, target: str) -> None:
+        wanted = self._wanted.get(target)
+        if wanted is None or self._sent.get(target) == wanted or self.views[target].phase is not Phase.LIVE:
+            return
+        self._sent[target] = wanted
+        self.start(self._send_subscription(target, wanted))
+
+    async def _send_subscription(self, target: str, viewport: Viewport) -> None:
+        link = next(link for link in self.links if link.target == target)
+        reply = await link.request(Subscribe(interval_s=self.options.interval_s, viewport=viewport))
+        if isinstance(reply, Refusal):
+            self._sent.pop(target, None)
+        elif target == self.current:
+            self._main.ui = replace(self._main.ui, waiting_base=viewport.waiting_offset)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run `work` beside the screen."""
+        self.run_worker(work, exit_on_error=True)
+
+    # ---- theme ----------------------------------------------------------------------------------------------
+
+    def _palette(self, name: str) -> Palette:
+        return self.options.palettes.get(name) or self.options.palettes[DEFAULT]
+
+    def styles_for(self, is_stale: bool = False) -> StyleOf:
+        """The function that gives a role its style; the same object as long as nothing changes."""
+        return self._styles_in(self.palette, is_stale)
+
+    def _styles_in(self, palette: Palette, is_stale: bool) -> StyleOf:
+        known = self._style_functions.get((palette.name, is_stale))
+        if known is None:
+
+            def known(role: str) -> Style:
+                return palette.style(role, is_stale)
+
+            self._style_functions[palette.name, is_stale] = known
+        return known
+
+    def use_palette(self, name: str) -> StyleOf:
+        """Switch themes at once; returns the new styles."""
+        if self.options.has_colour:
+            self.palette = self._palette(name)
+            self.theme = f"schedtop-{self.palette.name}"
+            self.paint()
+        return self.styles_for()
+
+    # ---- dialogs --------------------------------------------------------------------------------------------
+
+    def ask(self, question: str, consequence: str, do: Callable[[], Awaitable[None]]) -> None:
+        """Do something once confirmed."""
+
+        async def carry_out() -> None:
+            await do()
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.start(carry_out())
+
+        self.push_screen(ConfirmDialog(self.styles_for(), self.options.is_ascii, question, consequence), answered)
+
+    def show_help(self, dead: set[str]) -> None:
+        """All keys."""
+        self._open(HelpDialog(self.styles_for(), self.options.is_ascii, self.keymap, dead))
+
+    def _open(self, dialog: Dialog[None]) -> None:
+        self.push_screen(dialog)
+
+    def show_detail(self, request_id: str) -> None:
+        """One request from close by."""
+        self._open(DetailDialog(self.styles_for(), self.options.is_ascii, request_id, self._scene))
+
+    def _scene(self) -> Scene:
+        return self._main.scene()
+
+    def show_commands(self) -> None:
+        """The command registry: everything the key table can do, by name."""
+        dead = self._main.dead_keys()
+        choices = [Choice(key.id, key.label, key.help, key.id in dead) for key in KEYS if key.id != "commands"]
+
+        def chosen(key_id: str | None) -> None:
+            if key_id in BY_ID:
+                self.call_later(self._main.run_key, key_id)
+
+        dialog = ChoiceDialog(self.styles_for(), self.options.is_ascii, "commands", choices, is_searchable=True)
+        self.push_screen(dialog, chosen)
+
+    def show_themes(self) -> None:
+        """Choose a theme, seeing each at once; Esc goes back to the one before."""
+        before = self.palette.name
+        choices = [Choice(name, palette.label) for name, palette in self.options.palettes.items()]
+
+        def chosen(name: str | None) -> None:
+            self.use_palette(name or before)
+
+        dialog = ChoiceDialog(
+            self.styles_for(), self.options.is_ascii, "theme", choices, selected=before, preview=self.use_palette
+        )
+        self.push_screen(dialog, chosen)
+
+    def show_fleet(self) -> None:
+        """All engines."""
+
+        def chosen(target: str | None) -> None:
+            if target is not None:
+                self.drill_into(target)
+
+        views = self.views
+        self.push_screen(
+            FleetDialog(self.styles_for(), self.options.is_ascii, lambda: list(views.values()), self.clock), chosen
+        )
+
+    def drill_into(self, target: str) -> None:
+        """Put another engine on screen."""
+        self._wanted[self.current] = FLEET_VIEWPORT
+        self._subscribe(self.current)
+        self.current = target
+        welcome = self.view.welcome
+        read_only = self.options.read_only or (welcome is not None and welcome.read_only)
+        self._main.change(Ui(is_read_only=read_only))
+
+    def save_picture(self) -> str:
+        """Save the screen as SVG; returns what to tell the operator."""
+        path = self.options.picture_folder / time.strftime("schedtop-%Y%m%d-%H%M%S.svg")
+        try:
+            path.write_text(self.export_screenshot(title="schedtop"), "utf-8")
+        except OSError as fault:
+            return f"not saved: {fault}"
+        return f"saved {path}"
+
+
+def _textual_theme(palette: Palette) -> Theme:
+    is_ansi = palette.background == "ansi_default"
+    return Theme(
+        name=f"schedtop-{palette.name}",
+        primary="ansi_white" if is_ansi else palette.accent,
+        foreground=palette.foreground,
+        background=palette.background,
+        surface=palette.background,
+        panel=palette.background,
+        dark=palette.is_dark,
+        ansi=is_ansi,
+    )

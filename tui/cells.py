@@ -1,0 +1,122 @@
+"""Lines made of styled spans, measured in terminal cells. No colours here: a span names a role, themes colour roles.
+
+Nothing in here knows engines or Textual; `schedtop --once` prints the same lines as the screen.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from rich.cells import cell_len, set_cell_size
+
+Span = tuple[str, str]
+"""(text, role)."""
+Line = tuple[Span, ...]
+
+_ASCII_GROUPS = {
+    "-": "─—–−", "|": "│┃▏▎▍", "+": "╭╮╰╯├┤┬┴┼±", "=": "━≤≥", "#": "█▇▆▊▉■▓", "%": "▅▄", ":": "▒▌▋", ".": "▃▂▁░·…",
+    "*": "•●◆", "o": "○◇◌□▪▫", "^": "▲↑", "v": "▼↓✓", ">": "▶→", "<": "◀←", "x": "×✗", "/": "÷", "!": "⚠", "@": "⟳",
+}  # fmt: skip
+ASCII = str.maketrans({char: plain for plain, chars in _ASCII_GROUPS.items() for char in chars} | {"⏸": "P"})
+"""One cell for one cell, for terminals without these glyphs."""
+
+
+@lru_cache(maxsize=4096)
+def clean(text: str) -> str:
+    """Text from users made safe to draw: control and format characters (joiners, text direction) replaced.
+
+    >>> clean("a\\x1b[31mb\\n")
+    'a�[31mb�'
+    """
+    return "".join(_safe(char) for char in text)
+
+
+def _safe(char: str) -> str:
+    category = unicodedata.category(char)
+    if category in ("Cc", "Cs", "Zl", "Zp"):
+        return "\N{REPLACEMENT CHARACTER}"
+    return "·" if category in ("Cf", "Co") or char == "\N{VARIATION SELECTOR-16}" else char
+
+
+def cut(text: str, width: int, right: bool = False) -> str:
+    """`text` in exactly `width` cells: padded, or cut on a cell border with an ellipsis.
+
+    >>> cut("abcdef", 4), cut("ab", 4), cut("ab", 4, right=True), cut("日本語", 4)
+    ('abc…', 'ab  ', '  ab', '日… ')
+    """
+    if width <= 0:
+        return ""
+    length = len(text) if text.isascii() else cell_len(text)
+    if length > width:
+        kept = set_cell_size(text, width - 1).rstrip()
+        return kept + "…" + " " * (width - 1 - cell_len(kept))
+    return " " * (width - length) + text if right else text + " " * (width - length)
+
+
+def width_of(line: Iterable[Span]) -> int:
+    """Cells that a line takes."""
+    return sum(len(text) if text.isascii() else cell_len(text) for text, _ in line)
+
+
+def fit(line: Sequence[Span], width: int, fill: str = "text") -> Line:
+    """`line` in exactly `width` cells, cut at its end or padded with spaces of role `fill`."""
+    total = width_of(line)
+    if total == width:
+        return tuple(line)
+    if total < width:
+        return (*line, (" " * (width - total), fill))
+    kept: list[Span] = []
+    left = width
+    for text, role in line:
+        size = cell_len(text)
+        if size >= left:
+            kept.append((cut(text + " ", left) if size == left and total > width else cut(text, left), role))
+            break
+        kept.append((text, role))
+        left -= size
+    return tuple(span for span in kept if span[0])
+
+
+def between(left: Sequence[Span], right: Sequence[Span], width: int, fill: str = "text") -> Line:
+    """`left` and `right` at the two ends of `width` cells; the right end is kept when both don't fit."""
+    right_width = width_of(right)
+    if right_width >= width:
+        return fit(right, width)
+    return (*fit(left, width - right_width, fill), *right)
+
+
+def join(parts: Iterable[Sequence[Span]], gap: str = "  ") -> Line:
+    """Parts that aren't empty, one after the other."""
+    spans: list[Span] = []
+    for part in parts:
+        if part:
+            spans.extend([(gap, "text")] if spans else [])
+            spans.extend(part)
+    return tuple(spans)
+
+
+def plain(line: Iterable[Span]) -> str:
+    """The line's text alone."""
+    return "".join(text for text, _ in line)
+
+
+def restyle(line: Iterable[Span], role: str) -> Line:
+    """The same text in one role."""
+    return tuple((text, role) for text, _ in line)
+
+
+def block(lines: Sequence[Line], width: int, height: int) -> list[Line]:
+    """Exactly `height` lines of `width` cells."""
+    empty = ((" " * width, "text"),)
+    return [fit(line, width) for line in lines[:height]] + [empty] * max(0, height - len(lines))
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """`text` broken at spaces into lines of at most `width` cells."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and cell_len(lines[-1]) + 1 + cell_len(word) <= width:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,150 @@
+"""Every key once: bindings, help and footer are made from this table. Nothing here runs an action."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from schedtop.tui.cells import Line, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One action and its keys. `id` is what a config file remaps; `action` is a method of the app."""
+
+    id: str
+    keys: str
+    action: str
+    label: str
+    help: str
+    group: str
+    writes: bool = False
+    """Changes the engine: greyed and dead in read-only mode."""
+    footer: int = 0
+    """Place in the footer, small first; 0 = not there."""
+    command: str = ""
+    """The command of the control protocol it needs."""
+
+
+SCREEN, MOVE, ACT, KNOBS, VIEW = "The screen", "Moving and choosing", "Acting on requests", "Knobs and engine", "View"
+
+KEYS: tuple[Key, ...] = (
+    Key("help", "question_mark,f1", "help", "help", "this help", SCREEN, footer=1),
+    Key("quit", "q", "quit", "quit", "leave schedtop (the engine goes on)", SCREEN, footer=99),
+    Key("back", "escape", "back", "back", "one step back (entry, staging, maximised, filter); never quits", SCREEN),
+    Key("commands", "colon,ctrl+p", "commands", "commands", "every command by name, with search", SCREEN, footer=9),
+    Key("themes", "f2", "themes", "theme", "choose a theme", SCREEN),
+    Key("freeze", "p", "freeze", "pause screen", "hold the picture still; the engine goes on", SCREEN),
+    Key("screenshot", "f12", "screenshot", "screenshot", "save the screen as an SVG picture", SCREEN),
+    Key("down", "j,down", "move(1)", "down", "next row", MOVE),
+    Key("up", "k,up", "move(-1)", "up", "previous row", MOVE),
+    Key("page_down", "pagedown,ctrl+f", "page(1)", "page down", "a page down", MOVE),
+    Key("page_up", "pageup,ctrl+b", "page(-1)", "page up", "a page up", MOVE),
+    Key("top", "g,home", "move(-1000000)", "top", "first row", MOVE),
+    Key("bottom", "G,end", "move(1000000)", "bottom", "last row", MOVE),
+    Key("filter", "slash", "filter", "filter", "show requests whose id contains a text; !text inverts", MOVE, footer=3),
+    Key("sort_left", "less_than_sign", "sort(-1)", "sort", "sort by the previous column", MOVE),
+    Key("sort_right", "greater_than_sign", "sort(1)", "sort", "sort by the next column", MOVE),
+    Key("invert", "I", "invert", "invert", "invert the sort order", MOVE),
+    Key("tag", "space", "tag", "tag", "tag the selected request; in the knob panel, toggle", MOVE, footer=5),
+    Key("untag", "U", "untag", "untag all", "forget all tags", MOVE),
+    Key("enter", "enter", "enter", "details", "details of the request; in the knob panel, apply", MOVE, footer=2),
+    Key("priority_up", "f7,right_square_bracket", "priority(-1)", "sooner",
+        "smaller priority number (runs sooner) for the selected or tagged requests", ACT, writes=True,
+        footer=6, command="SetPriority"),
+    Key("priority_down", "f8,left_square_bracket", "priority(1)", "later",
+        "larger priority number (runs later) for the selected or tagged requests", ACT, writes=True,
+        command="SetPriority"),
+    Key("abort", "x", "abort", "abort", "abort the selected or tagged requests; asks first", ACT, writes=True,
+        footer=7, command="AbortRequests"),
+    Key("hold", "H", "hold", "hold", "hold the selected or tagged requests back (or release them); asks first", ACT,
+        writes=True, command="HoldRequests"),
+    Key("knob_up", "plus,equals_sign", "turn(1)", "more", "stage a larger value for the knob", KNOBS, writes=True,
+        command="SetKnobs"),
+    Key("knob_down", "minus", "turn(-1)", "less", "stage a smaller value for the selected knob", KNOBS, writes=True,
+        command="SetKnobs"),
+    Key("confirmed", "c", "apply_confirmed", "for 60 s",
+        "apply the staged values for 60 s: undone by themselves unless kept", KNOBS, writes=True, command="SetKnobs"),
+    Key("keep", "K", "keep", "keep", "keep a change that would be undone by itself", KNOBS, writes=True,
+        command="ConfirmChange"),
+    Key("undo", "u", "undo", "undo", "roll the last knob change back", KNOBS, writes=True, footer=8,
+        command="UndoChange"),
+    Key("advise", "a", "advise", "stage advice", "stage what the advisor proposes first", KNOBS, writes=True,
+        command="SetKnobs"),
+    Key("pause", "P", "pause_engine", "pause engine", "pause or resume the engine; asks first", KNOBS, writes=True,
+        command="Pause"),
+    Key("panel_1", "1", "panel('budget')", "budget", "token budget over time", VIEW),
+    Key("panel_2", "2", "panel('kv')", "KV", "KV pool and block map", VIEW),
+    Key("panel_3", "3", "panel('requests')", "requests", "request table", VIEW),
+    Key("panel_4", "4", "panel('latency')", "latency", "latency percentiles", VIEW),
+    Key("panel_5", "5", "panel('knobs')", "knobs", "the knobs (then: + -, a number, Enter)", VIEW, footer=4),
+    Key("panel_6", "6", "panel('decisions')", "log", "decision log: who was preempted for whom", VIEW),
+    Key("panel_7", "7", "panel('advisor')", "advisor", "findings and what to turn", VIEW),
+    Key("panel_8", "8", "panel('timeline')", "time axis", "preemptions and knob changes on one time axis", VIEW),
+    Key("next_panel", "tab", "cycle(1)", "next panel", "focus the next panel", VIEW),
+    Key("previous_panel", "shift+tab", "cycle(-1)", "previous panel", "focus the previous panel", VIEW),
+    Key("maximise", "z", "maximise", "maximise", "give the focused panel the whole screen, and back", VIEW),
+    Key("fleet", "F", "fleet", "fleet", "all engines, one row each; Enter drills in", VIEW),
+)  # fmt: skip
+
+BY_ID: Mapping[str, Key] = {key.id: key for key in KEYS}
+
+_NAMES = {
+    "question_mark": "?", "colon": ":", "slash": "/", "less_than_sign": "<", "greater_than_sign": ">", "plus": "+",
+    "equals_sign": "=", "minus": "-", "right_square_bracket": "]", "left_square_bracket": "[", "escape": "Esc",
+    "space": "Space", "enter": "Enter", "tab": "Tab", "pagedown": "PgDn", "pageup": "PgUp", "home": "Home",
+    "end": "End", "down": "↓", "up": "↑",
+}  # fmt: skip
+
+
+def key_name(key: str) -> str:
+    """A key as people write it.
+
+    >>> key_name("question_mark"), key_name("ctrl+p"), key_name("f1"), key_name("G")
+    ('?', 'Ctrl-p', 'F1', 'G')
+    """
+    if key in _NAMES:
+        return _NAMES[key]
+    if "+" in key:
+        modifier, rest = key.split("+", 1)
+        return f"{modifier.title()}-{key_name(rest)}"
+    return key.upper() if key[:1] == "f" and key[1:].isdigit() else key
+
+
+def keys_of(key: Key, keymap: Mapping[str, str]) -> list[str]:
+    """The keys that run `key` now: the operator's own, or the table's."""
+    return keymap.get(key.id, key.keys).split(",")
+
+
+def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = ()) -> Line:
+    """The most useful keys in one line; those that can't act now are greyed."""
+    spans: list[Span] = []
+    greyed = set(dead)
+    used = 0
+    for key in sorted((key for key in KEYS if key.footer), key=lambda key: key.footer):
+        name = key_name(keys_of(key, keymap)[0])
+        size = len(name) + len(key.label) + 3
+        if used + size > width:
+            continue
+        used += size
+        role = "greyed" if key.id in greyed else "key"
+        spans += [(name, role), (f" {key.label}  ", "greyed" if key.id in greyed else "dim")]
+    return tuple(spans)
+
+
+def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = ()) -> list[Line]:
+    """All keys by group."""
+    greyed = set(dead)
+    lines: list[Line] = []
+    for group in dict.fromkeys(key.group for key in KEYS):
+        lines += [(), ((group, "title"),)] if lines else [((group, "title"),)]
+        for key in KEYS:
+            if key.group == group:
+                names = "  ".join(key_name(name) for name in keys_of(key, keymap))
+                is_dead = key.id in greyed
+                note = " (not possible now)" if is_dead else ""
+                lines.append(
+                    (
+                        (f"  {names:<16}", "greyed" if is_dead else "key"),
+                        (key.help + note, "dim" if is_dead else "text"),
+                    )
+                )
+    return lines

@@ -1,0 +1,258 @@
+"""What the screen knows: messages folded into frozen values. Pure: no clock, no socket, no widget in here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
+from schedtop.engine.knobs import KnobSpec, KnobValue
+from schedtop.engine.snapshot import EngineEvent, Snapshot, StepRecord
+
+SAMPLES_KEPT = 1200
+EVENTS_KEPT = 500
+STALE_AFTER_S = 1.5
+
+
+class Phase(StrEnum):
+    """Where the connection stands."""
+
+    CONNECTING = "connecting"
+    LIVE = "live"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Connected and greeted."""
+
+    target: str
+    welcome: Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """Not connected; the link tries again in `retry_in_s`."""
+
+    target: str
+    reason: str
+    retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of the subscription."""
+
+    target: str
+    message: FromServer
+
+
+LinkEvent = LinkUp | LinkDown | Received
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The steps of one update, for plots: sums over steps, times of the engine's monotonic clock in seconds."""
+
+    mono: float
+    num_steps: int
+    budget: int
+    prefill: int
+    decode: int
+    draft: int
+    step_s_mean: float
+    step_s_max: float
+    num_running: int
+    num_waiting: int
+    blocks_used: int
+    preemptions: int
+    lost_tokens: int
+    generated_tokens: int
+    """The last three are totals since start."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """All that is known of one engine. `received_at` and `changed_at` are of the screen's own clock."""
+
+    target: str
+    phase: Phase = Phase.CONNECTING
+    reason: str = ""
+    changed_at: float = 0.0
+    welcome: Welcome | None = None
+    update: SnapshotUpdate | None = None
+    received_at: float = 0.0
+    samples: tuple[Sample, ...] = ()
+    events: tuple[EngineEvent, ...] = ()
+    num_missed_events: int = 0
+    restarted_at: float | None = None
+    """When another boot id was seen under the same address."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest snapshot."""
+        return self.update.snapshot if self.update else None
+
+    @property
+    def specs(self) -> tuple[KnobSpec, ...]:
+        """The engine's knob table; empty before the welcome."""
+        return tuple(self.welcome.knobs) if self.welcome else ()
+
+    def age(self, now: float) -> float:
+        """Seconds since the newest message came in."""
+        return max(0.0, now - self.received_at)
+
+    def is_stale(self, now: float) -> bool:
+        """Whether what is known must be drawn as past."""
+        return self.update is not None and (self.phase is not Phase.LIVE or self.age(now) > STALE_AFTER_S)
+
+    def engine_now(self, now: float) -> float:
+        """The engine's monotonic clock at the screen's time `now`; stands still once the data is stale."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return 0.0
+        return snapshot.mono + (0.0 if self.is_stale(now) else self.age(now))
+
+    def can(self, command: str) -> bool:
+        """Whether the server takes `command` from this connection."""
+        return self.welcome is not None and command in self.welcome.capabilities
+
+
+def fold(view: EngineView, event: LinkEvent, now: float) -> EngineView:
+    """`view` after `event`, which came in at the screen's time `now`."""
+    match event:
+        case LinkUp(welcome=welcome):
+            return _greeted(view, welcome, now)
+        case LinkDown(reason=reason):
+            changed_at = view.changed_at if view.phase is Phase.LOST else now
+            return replace(view, phase=Phase.LOST, reason=reason, changed_at=changed_at)
+        case Received(message=SnapshotUpdate() as update):
+            return _updated(view, update, now)
+        case Received(message=EventBatch() as batch):
+            events = (*view.events, *batch.events)[-EVENTS_KEPT:]
+            missed = view.num_missed_events + batch.dropped
+            return replace(view, events=events, num_missed_events=missed, received_at=now)
+    return view
+
+
+def _greeted(view: EngineView, welcome: Welcome, now: float) -> EngineView:
+    fresh = replace(view, phase=Phase.LIVE, reason="", changed_at=now, welcome=welcome, received_at=now)
+    if view.welcome is None or view.welcome.info.boot_id == welcome.info.boot_id:
+        return fresh
+    return replace(fresh, update=None, samples=(), events=(), num_missed_events=0, restarted_at=now)
+
+
+def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView:
+    samples = (*view.samples, _sample(update))[-SAMPLES_KEPT:]
+    return replace(view, update=update, samples=samples, received_at=now)
+
+
+def _sample(update: SnapshotUpdate) -> Sample:
+    steps: list[StepRecord] = update.steps
+    snapshot = update.snapshot
+    return Sample(
+        mono=snapshot.mono,
+        num_steps=len(steps),
+        budget=sum(step.budget for step in steps),
+        prefill=sum(step.num_prefill_tokens for step in steps),
+        decode=sum(step.num_decode_tokens for step in steps),
+        draft=sum(step.num_draft_tokens for step in steps),
+        step_s_mean=sum(step.duration_s for step in steps) / len(steps) if steps else 0.0,
+        step_s_max=max((step.duration_s for step in steps), default=0.0),
+        num_running=snapshot.num_running,
+        num_waiting=snapshot.num_waiting,
+        blocks_used=snapshot.pool.in_use,
+        preemptions=snapshot.counters.preemptions,
+        lost_tokens=snapshot.counters.lost_tokens,
+        generated_tokens=snapshot.counters.generated_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over the last seconds that were seen."""
+
+    generated: float = 0.0
+    preemptions: float = 0.0
+    lost: float = 0.0
+    steps: float = 0.0
+
+
+def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates:
+    """How fast things happen, over `window_s` of the engine's time up to now."""
+    end = view.engine_now(now)
+    recent = [sample for sample in view.samples if sample.mono >= end - window_s]
+    if len(recent) < 2 or (span := max(end, recent[-1].mono) - recent[0].mono) <= 0:
+        return Rates()
+    first, last = recent[0], recent[-1]
+    return Rates(
+        generated=(last.generated_tokens - first.generated_tokens) / span,
+        preemptions=(last.preemptions - first.preemptions) / span,
+        lost=(last.lost_tokens - first.lost_tokens) / span,
+        steps=sum(sample.num_steps for sample in recent[1:]) / span,
+    )
+
+
+class Outcome(StrEnum):
+    """How an action of the operator stands."""
+
+    PENDING = "pending"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """The operator's last action and what came back."""
+
+    what: str
+    outcome: Outcome
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ui:
+    """What the operator has chosen. Staged values are wishes and drawn as such, never as fact."""
+
+    focus: str = "requests"
+    is_maximised: bool = False
+    cursor: str | None = None
+    """Id of the selected request."""
+    tags: frozenset[str] = frozenset()
+    running_offset: int = 0
+    waiting_offset: int = 0
+    waiting_base: int = 0
+    """Place of the first waiting row that the subscription delivers."""
+    detail: str | None = None
+    """Id of the request whose blocks are lit."""
+    filter: str = ""
+    prompt: str | None = None
+    """The filter while it is being typed."""
+    sort: str = ""
+    is_descending: bool = False
+    knob: int = 0
+    entry: str = ""
+    """A value being typed for the selected knob."""
+    staged: Mapping[str, KnobValue] = field(default_factory=dict)
+    log_offset: int = 0
+    is_frozen: bool = False
+    is_read_only: bool = False
+    action: Action | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a view function may look at."""
+
+    view: EngineView
+    ui: Ui = Ui()
+    now: float = 0.0
+
+    @property
+    def engine_now(self) -> float:
+        """The engine's clock at this moment."""
+        return self.view.engine_now(self.now)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the engine's data must be drawn as past."""
+        return self.view.is_stale(self.now)

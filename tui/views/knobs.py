@@ -1,0 +1,132 @@
+"""The knob panel: live value, staged value, ceiling, and for the selected knob what it does. Pure.
+
+A staged value is drawn as a wish beside the live one; only what the engine published is drawn as its value.
+"""
+
+from schedtop.engine.knobs import KnobSpec, KnobValue
+from schedtop.engine.snapshot import EventKind
+from schedtop.tui.cells import Line, Span, cut, fit, wrap
+from schedtop.tui.format import age, count, value_text
+from schedtop.tui.staging import problem, range_text
+from schedtop.tui.state import Scene
+from schedtop.tui.views.frame import Body
+
+NOTE_ROWS = 4
+_CEILING = 7
+
+
+def knobs(scene: Scene, width: int, height: int) -> Body:
+    """A window of the knob table around the selected one, and notes about that one."""
+    specs = scene.view.specs
+    snapshot = scene.view.snapshot
+    if not specs or snapshot is None:
+        return Body([])
+    notes = note_lines(scene, specs[scene.ui.knob % len(specs)], width)
+    rows = height - len(notes) if height >= len(notes) + 3 else height
+    first = first_shown(scene.ui.knob % len(specs), len(specs), rows)
+    lines: list[Line] = []
+    for place in range(first, min(first + rows, len(specs))):
+        spec = specs[place]
+        live = getattr(snapshot.knobs, spec.name, None)
+        line = _row(scene, spec, live, width)
+        is_selected = place == scene.ui.knob % len(specs)
+        if is_selected and scene.ui.focus == "knobs":
+            line = tuple((text, role + "+cursor") for text, role in line)
+        lines.append(line)
+    if rows < height:
+        lines += [((" " * width, "text"),)] * (height - len(notes) - len(lines)) + notes
+    return Body(lines, _title(scene, first, rows, len(specs)))
+
+
+def first_shown(selected: int, total: int, rows: int) -> int:
+    """The first knob of the window that keeps the selected one in sight.
+
+    >>> first_shown(0, 20, 8), first_shown(10, 20, 8), first_shown(19, 20, 8)
+    (0, 6, 12)
+    """
+    return max(0, min(selected - rows // 2, total - rows))
+
+
+def _row(scene: Scene, spec: KnobSpec, live: KnobValue | None, width: int) -> Line:
+    right = _ceiling(spec)
+    value = _value(scene, spec, live)
+    value_width = max(12, sum(len(text) for text, _ in value))
+    name_width = max(8, width - 2 - value_width - _CEILING - 1)
+    staged = spec.name in scene.ui.staged
+    is_default = live == spec.default or (spec.high is not None and live == spec.high)
+    mark: Span = ("* ", "staged") if staged else ("  ", "text")
+    name: Span = (middle(spec.name, name_width), "text" if is_default else "strong")
+    padding: Span = (" " * (value_width - sum(len(text) for text, _ in value)), "text")
+    return fit([mark, name, padding, *value, (cut(right, _CEILING + 1, right=True), "dim")], width)
+
+
+def middle(text: str, width: int) -> str:
+    """`text` in `width` cells; a long name loses its middle, so that two names never look the same.
+
+    >>> middle("long_prefill_token_threshold_adaptive", 24), middle("victim", 8)
+    ('long_prefill…ld_adaptive', 'victim  ')
+    """
+    if len(text) <= width:
+        return text.ljust(width)
+    end = (width - 1) // 2
+    return text[: width - 1 - end] + "…" + text[len(text) - end :]
+
+
+def _ceiling(spec: KnobSpec) -> str:
+    if spec.kind in ("bool", "choice") or spec.high is None:
+        return ""
+    return f"≤{count(spec.high) if spec.high >= 1 else value_text(float(spec.high))}"
+
+
+def _value(scene: Scene, spec: KnobSpec, live: KnobValue | None) -> list[Span]:
+    is_selected = scene.view.specs[scene.ui.knob % len(scene.view.specs)] is spec
+    old: Span = ("not exported" if live is None else value_text(live), "strong")
+    if is_selected and scene.ui.entry:
+        return [old, (" → ", "dim"), (scene.ui.entry + "▏", "staged")]
+    if spec.name not in scene.ui.staged:
+        return [old]
+    new = scene.ui.staged[spec.name]
+    return [old, (" → ", "dim"), (value_text(new), "bad" if problem(spec, new) else "staged")]
+
+
+def note_lines(scene: Scene, spec: KnobSpec, width: int) -> list[Line]:
+    """What the selected knob does, its range, and what can be done with the staged values."""
+    words = wrap(spec.summary, width)[:2]
+    lines: list[Line] = [(("┄" * width, "border"),)]
+    lines += [((line, "dim"),) for line in words]
+    lines.append(_range_line(scene, spec))
+    lines.append(_hint(scene, spec))
+    return [fit(line, width) for line in lines]
+
+
+def _range_line(scene: Scene, spec: KnobSpec) -> Line:
+    changed = next(
+        (e for e in reversed(scene.view.events) if e.kind is EventKind.KNOBS_CHANGED and spec.name in e.changes), None
+    )
+    since = f" · changed {age(max(0.0, scene.engine_now - changed.mono))} ago" if changed else ""
+    return (("range ", "dim"), (range_text(spec), "text"), (f" · {spec.effect}{since}", "dim"))
+
+
+def _hint(scene: Scene, spec: KnobSpec) -> Line:
+    ui = scene.ui
+    if ui.is_read_only:
+        return (("read-only", "warn"),)
+    if spec.name in ui.staged and (why := problem(spec, ui.staged[spec.name])):
+        return ((f"✗ {why}", "bad"),)
+    if ui.staged:
+        return ((f"{len(ui.staged)} staged: ", "staged"), ("Enter", "key"), (" apply  ", "dim"), ("c", "key"),
+                (" for 60 s  ", "dim"), ("Esc", "key"), (" drop", "dim"))  # fmt: skip
+    if ui.focus != "knobs":
+        return (("5", "key"), (" to turn knobs", "dim"))
+    turn = "toggle" if spec.kind in ("bool", "choice") else "stage, or type a number"
+    return (("+ -", "key"), (f" {turn}", "dim"))
+
+
+def _title(scene: Scene, first: int, rows: int, total: int) -> Line:
+    generation = scene.view.snapshot.generation if scene.view.snapshot else 0
+    spans: list[Span] = [(f"generation {generation}", "dim")]
+    if rows < total:
+        spans.append((f" · {first + 1}-{min(first + rows, total)} of {total}", "dim"))
+    if scene.ui.staged:
+        spans.append((f" · {len(scene.ui.staged)} staged", "staged"))
+    return tuple(spans)

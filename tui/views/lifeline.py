@@ -1,0 +1,116 @@
+"""One request's life on a time axis: queued, prefill, decode, preempted, with the facts beside it. Pure."""
+
+from dataclasses import dataclass
+
+from schedtop.engine.snapshot import EngineEvent, EventKind, RequestDetail, RequestRow, RequestStatus
+from schedtop.tui.cells import Line, Span, clean, fit
+from schedtop.tui.format import UNKNOWN, age, bar, count, duration
+from schedtop.tui.state import Scene
+from schedtop.tui.views.frame import Body
+from schedtop.tui.views.requests import STATUS, waits_for
+
+PHASES = {
+    "queued": ("·", "waiting"),
+    "prefill": ("█", "prefill"),
+    "decode": ("▓", "decode"),
+    "preempted": ("x", "preempted"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a request's life, in seconds."""
+
+    phase: str
+    start: float
+    end: float
+
+
+def stretches(detail: RequestDetail, now: float) -> list[Stretch]:
+    """The request's life from its arrival to `now`, without gaps."""
+    marks: list[tuple[float, str]] = [(detail.row.arrived, "queued")]
+    for event in detail.events:
+        phase = _phase_after(event)
+        if phase:
+            marks.append((event.mono, phase))
+    if detail.row.first_token_at is not None:
+        marks.append((detail.row.first_token_at, "decode"))
+    marks.sort(key=lambda mark: mark[0])
+    ends = [start for start, _ in marks[1:]] + [max(now, marks[-1][0])]
+    return [Stretch(phase, start, end) for (start, phase), end in zip(marks, ends, strict=True)]
+
+
+def _phase_after(event: EngineEvent) -> str:
+    match event.kind:
+        case EventKind.QUEUED:
+            return "queued"
+        case EventKind.SCHEDULED | EventKind.RESUMED:
+            return "prefill"
+        case EventKind.PREEMPTED:
+            return "preempted"
+    return ""
+
+
+def lifeline(scene: Scene, width: int, height: int) -> Body:
+    """The lifeline of the request whose detail the snapshot carries."""
+    snapshot = scene.view.snapshot
+    if snapshot is None or snapshot.detail is None:
+        return Body([(("select a request: its life is drawn here", "dim"),)])
+    detail = snapshot.detail
+    row = detail.row
+    life = stretches(detail, scene.engine_now)
+    lines: list[Line] = [_facts(row, scene.engine_now), _bar(life, width), _spent(life), *_events(detail, scene)]
+    glyph, role = STATUS[row.status]
+    title: list[Span] = [(clean(detail.request_id), "strong"), (f" {glyph}", role)]
+    return Body([fit(line, width) for line in lines], tuple(title))
+
+
+def _bar(life: list[Stretch], width: int) -> Line:
+    parts = [(stretch.end - stretch.start, *PHASES[stretch.phase]) for stretch in life]
+    return tuple(bar(parts, width))
+
+
+def _spent(life: list[Stretch]) -> Line:
+    spans: list[Span] = []
+    for phase, (glyph, role) in PHASES.items():
+        total = sum(stretch.end - stretch.start for stretch in life if stretch.phase == phase)
+        if total > 0:
+            spans += [(glyph, role), (f" {phase} ", "dim"), (duration(total), "text"), ("   ", "text")]
+    return tuple(spans)
+
+
+def _facts(row: RequestRow, now: float) -> Line:
+    words = [
+        f"priority {row.priority}",
+        f"prompt {count(row.num_prompt_tokens)}",
+        f"out {count(row.num_output_tokens)}/{count(row.max_tokens)}",
+        f"computed {count(row.num_computed_tokens)}",
+        f"{count(row.num_blocks)} blocks",
+        f"age {age(now - row.arrived)}",
+        f"ttft {duration(row.first_token_at - row.arrived) if row.first_token_at is not None else UNKNOWN}",
+    ]
+    if row.num_preemptions:
+        words.append(f"preempted {row.num_preemptions}x, lost {count(row.num_lost_tokens)} tokens")
+    spans: list[Span] = [(" · ".join(words), "text")]
+    if row.status is not RequestStatus.RUNNING:
+        spans.insert(0, (f"waits for {waits_for(row)} · ", STATUS[row.status][1]))
+    return tuple(spans)
+
+
+def _events(detail: RequestDetail, scene: Scene) -> list[Line]:
+    return [event_line(event, scene.engine_now) for event in reversed(detail.events)]
+
+
+def event_line(event: EngineEvent, now: float) -> Line:
+    """One event: when, what, and for a preemption for whom and at what cost."""
+    role = "preempted" if event.kind is EventKind.PREEMPTED else "knob" if event.changes else "text"
+    words = clean(event.detail)
+    if event.preemption is not None:
+        cause = clean(event.preemption.beneficiary) if event.preemption.beneficiary else "the operator"
+        words = f"for {cause}, {count(event.preemption.num_lost_tokens)} tokens lost"
+    return (
+        (f"{age(max(0.0, now - event.mono)):>6} ago ", "dim"),
+        (f"step {event.step:<7}", "dim"),
+        (f"{event.kind.value:<10} ", role),
+        (words, "text"),
+    )

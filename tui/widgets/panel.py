@@ -1,0 +1,102 @@
+"""A widget that shows lines of spans and repaints only the cells that changed. It decides nothing."""
+
+from collections.abc import Callable, Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.geometry import Region
+from textual.message import Message
+from textual.strip import Strip
+from textual.widget import Widget
+
+from schedtop.tui.cells import ASCII, Line, Span
+
+StyleOf = Callable[[str], Style]
+
+
+class Panel(Widget):
+    """Lines on screen. `show` takes the whole new picture and refreshes what differs from the last."""
+
+    DEFAULT_CSS = "Panel { width: 1fr; height: 1fr; }"
+
+    class Clicked(Message):
+        """Somebody clicked line `y`, column `x`, or turned the wheel there (`wheel` -1 up, +1 down)."""
+
+        def __init__(self, panel: "Panel", x: int, y: int, wheel: int = 0, is_double: bool = False) -> None:
+            super().__init__()
+            self.panel = panel
+            self.x, self.y, self.wheel, self.is_double = x, y, wheel, is_double
+
+    def __init__(self, name: str, is_ascii: bool = False) -> None:
+        super().__init__(name=name, id=name)
+        self._is_ascii = is_ascii
+        self._shown: list[Line] = []
+        self._styles_of: StyleOf = lambda role: Style.null()
+        self.num_cells_refreshed = 0
+        """Counts for the cost tests: cells asked to be drawn again."""
+
+    def show(self, lines: list[Line], styles: StyleOf) -> None:
+        """Draw `lines` in `styles`; only cells that differ from what is shown are refreshed."""
+        old, self._shown = self._shown, lines
+        if styles is not self._styles_of or len(old) != len(lines):
+            self._styles_of = styles
+            self.refresh()
+            self.num_cells_refreshed += self.size.area
+            return
+        regions = [
+            Region(first, y, last - first, 1)
+            for y, (before, after) in enumerate(zip(old, lines, strict=True))
+            if before != after
+            for first, last in [changed_span(before, after)]
+        ]
+        if regions:
+            self.num_cells_refreshed += sum(region.width for region in regions)
+            self.refresh(*regions)
+
+    def text(self) -> str:
+        """What is shown, without styles."""
+        return "\n".join("".join(text for text, _ in line) for line in self._shown)
+
+    def render_line(self, y: int) -> Strip:
+        """One line, styled. Called by Textual for lines that were refreshed."""
+        width = self.size.width
+        if y >= len(self._shown):
+            return Strip([Segment(" " * width, self._styles_of("text"))], width)
+        segments = [Segment(self._drawn(text), self._styles_of(role)) for text, role in self._shown[y]]
+        return Strip(segments).adjust_cell_length(width, self._styles_of("text"))
+
+    def _drawn(self, text: str) -> str:
+        return text.translate(ASCII) if self._is_ascii else text
+
+    def on_click(self, event: events.Click) -> None:
+        """Tell the screen which line was clicked."""
+        self.post_message(self.Clicked(self, event.x, event.y, is_double=event.chain > 1))
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        """Tell the screen that the wheel was turned here."""
+        self.post_message(self.Clicked(self, event.x, event.y, wheel=1))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        """Tell the screen that the wheel was turned here."""
+        self.post_message(self.Clicked(self, event.x, event.y, wheel=-1))
+
+
+def changed_span(before: Sequence[Span], after: Sequence[Span]) -> tuple[int, int]:
+    """First and past-last cell in which two lines may differ: the common head and tail of spans left out.
+
+    >>> changed_span([("ab", "x"), ("c", "y"), ("d", "x")], [("ab", "x"), ("e", "y"), ("d", "x")])
+    (2, 3)
+    """
+    from rich.cells import cell_len
+
+    head = tail = 0
+    shortest = min(len(before), len(after))
+    while head < shortest and before[head] == after[head]:
+        head += 1
+    while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
+        tail += 1
+    first = sum(cell_len(text) for text, _ in after[:head])
+    middle = sum(cell_len(text) for text, _ in after[head : len(after) - tail])
+    was = sum(cell_len(text) for text, _ in before[head : len(before) - tail])
+    return (first, first + middle) if middle == was else (first, first + 10_000)
