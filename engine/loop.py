@@ -42,7 +42,10 @@ class EngineLoop:
         """Set by the polling thread (before it looks at `outbox` once more) when it goes to sleep."""
         self.failure: BaseException | None = None
         """What ended the thread, if it ended by a bug."""
-        self._wake_watcher = wake_watcher
+        self.wake_watcher = wake_watcher
+        """Called in the core thread, and only when `watcher_parked` is set or the thread ends."""
+        self.is_idle = False
+        """Asleep until something is submitted: a hint for the polling thread that it may park itself."""
         self._inbox: deque[Call] = deque()
         self._work = threading.Condition()
         self._stopping = False
@@ -92,7 +95,7 @@ class EngineLoop:
             self.failure = failure
             raise
         finally:
-            self._wake_watcher()
+            self.wake_watcher()
 
     def _boundary(self) -> None:
         while self._inbox:
@@ -111,7 +114,7 @@ class EngineLoop:
         self.outbox.append(item)
         if self.watcher_parked:
             self.watcher_parked = False
-            self._wake_watcher()
+            self.wake_watcher()
 
     def _sleep(self) -> None:
         with self._work:

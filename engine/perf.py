@@ -1,7 +1,7 @@
 """What a step cost the machine, by model arithmetic: floating-point operations and bytes moved, beside its times.
 
-Counts what must happen, not what a kernel does: two operations per multiply-add, weights read once per step, KV read
-once per query's context and written once per token. Source of the counting: Kaplan et al. 2020, section 2.1, plus the
+Counts what must happen, not what a kernel does: two operations per multiply-add, weights and the KV in
+use read once per step, new KV written once per token. Source of the counting: Kaplan et al. 2020, section 2.1, plus the
 attention term.
 """
 
@@ -22,6 +22,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     weight_bytes: int = 2
     kv_bytes: int = 2
+    block_size: int = 16
 
     @property
     def weights_per_layer(self) -> int:
@@ -59,18 +60,14 @@ class PerfStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def perf_stats(shape: ModelShape, record: StepRecord) -> PerfStats:
-    """The work of a finished step.
-
-    `num_context_tokens` is what the scheduled requests' last tokens see; a prompt chunk's earlier tokens see less, half
-    of the chunk on average.
-    """
+    """The work of a finished step."""
     num_tokens = record.num_decode_tokens + record.num_prefill_tokens + record.num_draft_tokens
     matrices = shape.num_layers * shape.weights_per_layer
     head = shape.hidden_size * shape.vocab_size
     num_sampled = max(record.num_output_tokens, record.num_decode_tokens)
-    attended = record.num_context_tokens + record.num_prefill_tokens * record.largest_prefill_chunk / 2
-    attention = 4.0 * shape.num_layers * shape.num_heads * shape.head_size * attended
-    kv_read = record.num_context_tokens * shape.kv_bytes_per_token
+    attention = 4.0 * shape.num_layers * shape.num_heads * shape.head_size * record.num_context_tokens
+    num_read = min(record.num_context_tokens, record.blocks_in_use * shape.block_size)
+    kv_read = num_read * shape.kv_bytes_per_token
     return PerfStats(
         step=record.step,
         schedule_s=record.schedule_s,

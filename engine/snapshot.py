@@ -204,7 +204,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     queue_time: list[float]
     """Arrival to first admission, of the requests admitted in this step."""
     num_context_tokens: int = 0
-    """Context tokens attended to, summed over the scheduled requests (computed before + scheduled)."""
+    """Context tokens attended to, summed over the scheduled tokens: each attends to itself and all before it."""
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

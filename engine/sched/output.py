@@ -49,7 +49,7 @@ class SchedulerOutput:
     """Requests gone since the last step: the runner drops their state."""
     resumed_req_ids: list[str]
     num_context_tokens: int = 0
-    """Context tokens attended to, summed over the scheduled requests."""
+    """Context tokens attended to, summed over the scheduled tokens: each attends to itself and all before it."""
     encoder_inputs: dict[str, list[MediaItem]] = field(default_factory=dict)
     """Media to encode before the forward pass, by request."""
     kv_connector_metadata: KVConnectorMetadata | None = None

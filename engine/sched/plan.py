@@ -69,6 +69,11 @@ class StepPlan:
         """Tokens given out."""
         return self.initial_budget - self.budget
 
+    def count_chunk(self, num_computed: int, num_tokens: int) -> None:
+        """Note a share of several tokens: the largest one, and how much context they attend to."""
+        self.largest_prefill_chunk = max(self.largest_prefill_chunk, num_tokens)
+        self.num_context_tokens += num_attended(num_computed, num_tokens)
+
     def give(self, request: Request, num_tokens: int, new_blocks: list[KVCacheBlock]) -> None:
         """Give a request its share: the plan and the request both count it."""
         self.num_scheduled_tokens[request.request_id] = num_tokens
@@ -91,3 +96,8 @@ class StepPlan:
             request.num_computed_tokens -= num_tokens
             request.planned_tokens = 0
         return num_tokens
+
+
+def num_attended(num_computed: int, num_tokens: int) -> int:
+    """Context tokens that `num_tokens` tokens after `num_computed` attend to, each to itself and all before it."""
+    return num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2

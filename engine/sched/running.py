@@ -62,11 +62,11 @@ def schedule_running(sched: "Scheduler", plan: StepPlan) -> None:
         request.planned_in = step
         request.planned_tokens = num_new
         budget -= num_new
-        num_context += end
         if is_decode:
             num_decodes += 1
-        elif num_new > plan.largest_prefill_chunk:
-            plan.largest_prefill_chunk = num_new
+            num_context += end
+        else:
+            plan.count_chunk(computed, num_new)
     else:
         plan.budget = budget
     plan.num_decode_tokens += num_decodes

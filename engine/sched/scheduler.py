@@ -21,7 +21,7 @@ from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request, State
 from schedtop.engine.sched.compose import compose_output
 from schedtop.engine.sched.output import ModelRunnerOutput
-from schedtop.engine.sched.plan import Blocked, StepPlan
+from schedtop.engine.sched.plan import Blocked, StepPlan, num_attended
 from schedtop.engine.sched.queue import POLICIES, RequestQueue
 from schedtop.engine.sched.running import schedule_running
 from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
@@ -328,7 +328,7 @@ class Scheduler:
         for reader, item in self.encoder.withdraw(victim, plan.encoder_inputs.pop(victim.request_id, [])):
             plan.encoder_inputs.setdefault(reader, []).append(item)
         end = victim.num_computed_tokens + num_tokens
-        plan.num_context_tokens -= end
+        plan.num_context_tokens -= num_attended(victim.num_computed_tokens, num_tokens)
         if num_tokens == 1 and victim.num_tokens + victim.num_output_placeholders == end:
             plan.num_decode_tokens -= 1
         if self.config.unhashes_withdrawn:

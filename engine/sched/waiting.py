@@ -171,8 +171,7 @@ def admit(
         sched.plan_media(plan, request, num_hit_tokens, end - num_hit_tokens)
     if num_padding:
         plan.spec_token_ids[request.request_id] = [-1] * num_padding
-    plan.num_context_tokens += end
-    plan.largest_prefill_chunk = max(plan.largest_prefill_chunk, end - num_hit_tokens)
+    plan.count_chunk(num_hit_tokens, end - num_hit_tokens)
     sched.start_running(request, num_hit_tokens)
 
 

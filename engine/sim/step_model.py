@@ -19,7 +19,7 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     num_prefill_tokens: int
     """Tokens beyond one per decoding request."""
     num_context_tokens: int
-    """Context tokens attended to, summed over the requests."""
+    """Context tokens attended to, summed over the scheduled tokens."""
 
 
 class StepModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ _RIDGE = 1e-3
 """Pull towards the last solution, in samples: keeps a coefficient that the present load says nothing about."""
 _HUBER = 2.5
 """Residuals beyond so many typical ones count as outliers and weigh less."""
-_SCALES = (1.0, 10.0, 100.0, 10_000.0)
+_SCALES = (1.0, 10.0, 100.0, 100_000.0)
 """Typical sizes of the four features, so that the equations are well conditioned."""
 
 
