@@ -110,6 +110,8 @@ class TextStream:
         self._decoder = IncrementalDecoder(token_bytes)
         self._matcher = StopMatcher(stops, include_stop)
         self._num_unchecked = min_tokens
+        self.num_chars = 0
+        """Characters decoded so far, shown or held back."""
 
     @property
     def stop_found(self) -> str | None:
@@ -119,6 +121,7 @@ class TextStream:
     def feed(self, token_id: int) -> str:
         """Text that may be shown after one more token."""
         text = self._decoder.feed(token_id)
+        self.num_chars += len(text)
         if self._num_unchecked > 0:
             self._num_unchecked -= 1
             return text

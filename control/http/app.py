@@ -1,0 +1,144 @@
+"""The gateway put together: which path leads to which handler, who may use it, and how the server starts and ends."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from schedtop.control.http import auth
+from schedtop.control.http.auth import Scope
+from schedtop.control.http.control import ControlRoutes
+from schedtop.control.http.guard import Guard, faults_become_answers
+from schedtop.control.http.link import EngineLink
+from schedtop.control.http.metrics import Metrics
+from schedtop.control.http.openai import OpenAiRoutes
+from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 << 20
+"""Largest body: a prompt of about four million tokens' text."""
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway is started."""
+
+    target: str
+    """The control socket."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 = any free one."""
+    allowed_hosts: Sequence[str] = ()
+    """Further names under which clients may address the gateway."""
+    tokens: Sequence[auth.TokenSpec] = ()
+    """The local token first, then those of the token file and the environment."""
+    is_open: bool = False
+    """Inference and reading without a token: on loopback only, and only if no tokens were set up."""
+    drain_limit_s: float = 10.0
+    """How long live requests may go on at shutdown."""
+    stall_limit_s: float = DEFAULT_STALL_LIMIT_S
+
+
+class Route(NamedTuple):
+    """One path."""
+
+    method: str
+    path: str
+    scope: Scope
+    handler: Handler
+
+
+class Gateway:
+    """One gateway: `start()`, then `shutdown()`. `url` says where it listens."""
+
+    def __init__(self, config: GatewayConfig, load_tokenizer: LoadTokenizer) -> None:
+        self.config = config
+        self.link = EngineLink(config.target)
+        self.service = Service(self.link, load_tokenizer, config.stall_limit_s)
+        self.metrics = Metrics(self.service)
+        self._runner: web.AppRunner | None = None
+        self._port = config.port
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self._port}"
+
+    def routes(self) -> list[Route]:
+        """Every path there is, with the scope it needs."""
+        openai = OpenAiRoutes(self.service)
+        return [
+            Route("GET", "/health", Scope.OPEN, self.health),
+            Route("GET", "/ready", Scope.OPEN, self.ready),
+            Route("GET", "/metrics", Scope.READ, self.metrics.page),
+            Route("GET", "/v1/models", Scope.INFER, openai.models),
+            Route("POST", "/v1/completions", Scope.INFER, openai.completions),
+            Route("POST", "/v1/chat/completions", Scope.INFER, openai.chat_completions),
+            *(Route(*route) for route in ControlRoutes(self.service).routes()),
+        ]
+
+    def app(self) -> web.Application:
+        """The aiohttp application."""
+        routes = self.routes()
+        guard = Guard(
+            auth.HostRules(self.config.host, self.config.allowed_hosts),
+            auth.TokenBook(self.config.tokens, auth.ANYBODY if self.config.is_open else auth.NOBODY),
+            {route.handler: route.scope for route in routes},
+        )
+        app = web.Application(
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[faults_become_answers(self.service.retry_after_s), guard.middleware],
+        )
+        for route in routes:
+            app.router.add_route(route.method, route.path, route.handler)
+        return app
+
+    async def health(self, request: web.Request) -> web.Response:
+        """Live: the engine answers, and steps end while work is pending."""
+        return _status(await self.service.fault())
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Ready: healthy, not paused, not leaving."""
+        return _status(await self.service.why_not_ready())
+
+    async def start(self) -> None:
+        """Listen and connect to the engine."""
+        self.link.start()
+        # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
+        self._runner = web.AppRunner(self.app(), handler_cancellation=True, access_log=None)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self.config.host, self.config.port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        logger.info("listening on %s", self.url)
+
+    async def shutdown(self) -> None:
+        """Not ready first, then let live requests end, then close everything. A second call skips the wait."""
+        was_leaving, self.service.is_leaving = self.service.is_leaving, True
+        if not was_leaving and not await self.service.drained(self.config.drain_limit_s):
+            logger.warning("requests are still running after %g s: they are cut", self.config.drain_limit_s)
+        await self.link.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
+    """A started gateway that is shut down at the end."""
+    await gateway.start()
+    try:
+        yield gateway
+    finally:
+        await asyncio.shield(gateway.shutdown())
+
+
+def _status(fault: str | None) -> web.Response:
+    if fault is None:
+        return web.json_response({"status": "ok"})
+    return web.json_response({"status": "unavailable", "reason": fault}, status=503)

@@ -1,0 +1,85 @@
+"""Middlewares around every route: what a request must look like, who sent it, and how faults become answers."""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from schedtop.control.errors import CommandRefused, Disconnected, NoReply
+from schedtop.control.http import auth
+from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal
+from schedtop.control.http.keys import CALLER
+
+logger = logging.getLogger(__name__)
+
+
+class Guard:
+    """Checks path, Host, Origin, token and content type, in this order, before a handler sees the request."""
+
+    def __init__(self, hosts: auth.HostRules, tokens: auth.TokenBook, scopes: dict[Handler, auth.Scope]) -> None:
+        self._hosts = hosts
+        self._tokens = tokens
+        self._scopes = scopes
+
+    @property
+    def middleware(self) -> Middleware:
+        """As aiohttp wants it."""
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+            self._check(request)
+            return await handler(request)
+
+        return guard
+
+    def _check(self, request: web.Request) -> None:
+        auth.check_path(request.raw_path)
+        headers = request.headers
+        self._hosts.check(headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+        caller = self._tokens.caller(headers.get("Authorization"))
+        if request.match_info.http_exception is not None:
+            raise request.match_info.http_exception
+        auth.require(caller, self._scopes[request.match_info.handler])
+        if request.can_read_body and request.content_type != "application/json":
+            raise ApiError(415, "bodies are JSON: send `Content-Type: application/json`", code="not_json")
+        request[CALLER] = caller
+
+
+def faults_become_answers(
+    retry_after_s: Callable[[], int],
+) -> Middleware:
+    """Every error as JSON in OpenAI's shape; what nobody foresaw is logged and told without details."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            return _answer(error, retry_after_s())
+
+    return middleware
+
+
+def _answer(error: Exception, retry_after_s: int) -> web.StreamResponse:
+    match error:
+        case ApiError():
+            return error.response()
+        case CommandRefused():
+            return from_refusal(error, retry_after_s).response()
+        case Disconnected():
+            return from_disconnect(error).response()
+        case NoReply():
+            return ApiError(504, str(error), code=error.code).response()
+        case msgspec.DecodeError():
+            return from_bad_json(error).response()
+        case web.HTTPException():
+            response = ApiError(error.status, error.reason, code=f"http_{error.status}").response()
+            response.headers.update({name: error.headers[name] for name in ("Allow",) if name in error.headers})
+            return response
+        case _:
+            logger.error("a handler failed", exc_info=error)
+            return ApiError(500, "the gateway failed at this request; its log says how", code="internal").response()

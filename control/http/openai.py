@@ -1,0 +1,249 @@
+"""The OpenAI-compatible routes: models, completions, chat completions, streaming and not.
+
+From HTTP to a `Plan` and from deltas to bytes; fields are checked in `openai_types.py`, shapes made in `render.py`,
+tokens followed in `generation.py`.
+"""
+
+import asyncio
+import logging
+import uuid
+from typing import Any
+
+from aiohttp import web
+
+from schedtop.control.errors import Disconnected
+from schedtop.control.http import sse
+from schedtop.control.http.auth import Caller
+from schedtop.control.http.failures import ApiError, from_disconnect
+from schedtop.control.http.generation import Delta, Generation, Plan
+from schedtop.control.http.keys import CALLER
+from schedtop.control.http.link import SlowReader
+from schedtop.control.http.openai_types import ChatRequest, CommonRequest, CompletionRequest, parse
+from schedtop.control.http.render import ChatShape, CompletionShape, Renderer, Shape, usage_of
+from schedtop.control.http.service import Service
+from schedtop.control.http.text import Tokenizer
+from schedtop.control.messages import EngineInfo
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""`max_tokens` of a completion that names none, as OpenAI and vLLM have it."""
+LONG_TEXT = 20_000
+"""Characters from which a text is tokenised off the event loop."""
+
+
+class OpenAiRoutes:
+    """Handlers; all they need is in the service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model this engine serves."""
+        return web.json_response({"object": "list", "data": [self._model_card()]})
+
+    def _model_card(self) -> dict[str, Any]:
+        info = self._service.info
+        return {
+            "id": info.model,
+            "object": "model",
+            "created": int(info.started_wall),
+            "owned_by": "schedtop",
+            "root": info.model,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+        }
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/completions`."""
+        body = parse(await request.read(), CompletionRequest)
+        info, tokenizer = self._service.info, await self._service.tokenizer()
+        given = body.prompts()
+        prompts = [await _token_ids(tokenizer, prompt) for prompt in given]
+        plan = self._plan(request, body, prompts, info, "cmpl", DEFAULT_COMPLETION_TOKENS)
+        echoes = [_as_text(tokenizer, prompt) for prompt in given] if body.echo else None
+        return await self._answer(
+            request, body, plan, tokenizer, CompletionShape(tokenizer, body.num_logprobs()), echoes
+        )
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """`POST /v1/chat/completions`."""
+        body = parse(await request.read(), ChatRequest)
+        info, tokenizer = self._service.info, await self._service.tokenizer()
+        try:
+            prompt = await asyncio.to_thread(
+                tokenizer.apply_chat_template,
+                body.plain_messages(),
+                add_generation_prompt=body.add_generation_prompt,
+            )
+        except ValueError as error:
+            raise ApiError(
+                400, f"the model's chat template refuses this: {error}", code="bad_request", param="messages"
+            ) from None
+        room = (info.max_model_len or len(prompt) + 1) - len(prompt)
+        plan = self._plan(request, body, [prompt], info, "chatcmpl", max(room, 1))
+        return await self._answer(request, body, plan, tokenizer, ChatShape(tokenizer, body.num_logprobs()), None)
+
+    # ---- from body to plan ------------------------------------------------------------------------------------
+
+    def _plan(
+        self,
+        request: web.Request,
+        body: CommonRequest,
+        prompts: list[list[int]],
+        info: EngineInfo,
+        prefix: str,
+        default_max_tokens: int,
+    ) -> Plan:
+        if body.model not in (None, "", info.model):
+            raise ApiError(
+                404, f"model {body.model!r} isn't served here, {info.model!r} is", code="model_not_found", param="model"
+            )
+        caller: Caller = request[CALLER]
+        caller.check_priority(body.priority)
+        for prompt in prompts:
+            _check_length(len(prompt), info)
+        return Plan(
+            request_id=_request_id(request, body, prefix),
+            prompts=prompts,
+            sampling=body.sampling(default_max_tokens),
+            n=body.n,
+            stops=body.stops,
+            include_stop=body.include_stop_str_in_output,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+        )
+
+    # ---- from plan to answer ----------------------------------------------------------------------------------
+
+    async def _answer(
+        self,
+        request: web.Request,
+        body: CommonRequest,
+        plan: Plan,
+        tokenizer: Tokenizer,
+        shape: Shape,
+        echoes: list[str] | None,
+    ) -> web.StreamResponse:
+        renderer = Renderer(shape, plan.request_id, self._service.info.model)
+        with self._service.admitted():
+            generation = Generation(self._service.link, tokenizer, plan, self._service.answered)
+            try:
+                await generation.submit()
+                if body.stream:
+                    return await self._stream(request, body, generation, renderer, echoes)
+                return await self._whole(generation, renderer, echoes)
+            finally:
+                generation.close()
+
+    async def _whole(self, generation: Generation, renderer: Renderer, echoes: list[str] | None) -> web.Response:
+        wholes = [Delta(answer.index) for answer in generation.answers]
+        _prepend(echoes, wholes, generation.plan.n)
+        async for deltas in generation.deltas():
+            for delta in deltas:
+                _append(wholes[delta.index], delta)
+        return web.json_response(renderer.whole(wholes, usage_of(generation)))
+
+    async def _stream(
+        self,
+        request: web.Request,
+        body: CommonRequest,
+        generation: Generation,
+        renderer: Renderer,
+        echoes: list[str] | None,
+    ) -> web.StreamResponse:
+        """Headers go out once the engine has accepted; what fails later is told inside the stream."""
+        stream = await sse.EventStream.open(request)
+        try:
+            for opening in renderer.openings(len(generation.answers)):
+                await stream.send(sse.event(opening))
+            await self._send_deltas(stream, body, generation, renderer, echoes)
+        except (ApiError, Disconnected) as error:
+            failure = from_disconnect(error) if isinstance(error, Disconnected) else error
+            await stream.send(sse.event(failure.body()))
+        except (ConnectionError, SlowReader) as error:
+            logger.info("request %s cut: %s", generation.plan.request_id, error)
+            if request.transport is not None:
+                request.transport.abort()
+            raise
+        await stream.send(sse.DONE)
+        return await stream.end()
+
+    async def _send_deltas(
+        self,
+        stream: sse.EventStream,
+        body: CommonRequest,
+        generation: Generation,
+        renderer: Renderer,
+        echoes: list[str] | None,
+    ) -> None:
+        options = body.stream_options
+        is_continuous = options is not None and options.continuous_usage_stats
+        pending = [Delta(answer.index) for answer in generation.answers]
+        _prepend(echoes, pending, generation.plan.n)
+        async for deltas in generation.deltas():
+            chunks = []
+            for delta in deltas:
+                _append(pending[delta.index], delta)
+                if _is_worth_sending(pending[delta.index]):
+                    usage = usage_of(generation) if is_continuous else None
+                    chunks.append(sse.event(renderer.chunk(pending[delta.index], usage)))
+                    pending[delta.index] = Delta(delta.index)
+            if chunks:
+                await stream.send(b"".join(chunks))
+        if options is not None and options.include_usage:
+            await stream.send(sse.event(renderer.usage_chunk(usage_of(generation))))
+
+
+def _append(whole: Delta, delta: Delta) -> None:
+    whole.text += delta.text
+    whole.tokens += delta.tokens
+    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def _prepend(echoes: list[str] | None, deltas: list[Delta], n: int) -> None:
+    for delta in deltas if echoes else ():
+        assert echoes is not None
+        delta.text = echoes[delta.index // n]
+
+
+def _is_worth_sending(delta: Delta) -> bool:
+    """Tokens that show no text yet (half a character, a held-back stop string) wait for those that do."""
+    return bool(delta.text) or delta.finish_reason is not None
+
+
+def _request_id(request: web.Request, body: CommonRequest, prefix: str) -> str:
+    own = body.request_id or request.headers.get("X-Request-Id")
+    if own is None:
+        return f"{prefix}-{uuid.uuid4().hex}"
+    if not (len(own) <= 128 and own.isprintable()):
+        raise ApiError(400, "X-Request-Id must have 1 to 128 printable characters", code="bad_request")
+    return f"{prefix}-{own}"
+
+
+async def _token_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if len(prompt) > LONG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, prompt)
+    return tokenizer.encode(prompt)
+
+
+def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return b"".join(map(tokenizer.token_bytes, prompt)).decode(errors="replace")
+
+
+def _check_length(num_tokens: int, info: EngineInfo) -> None:
+    """Refuse early what can never run; the engine checks again."""
+    if num_tokens == 0:
+        raise ApiError(400, "the prompt is empty: give at least one token", code="bad_request", param="prompt")
+    if info.max_model_len is not None and num_tokens >= info.max_model_len:
+        raise ApiError(
+            400,
+            f"the prompt has {num_tokens} tokens, the limit is {info.max_model_len - 1} "
+            f"(max_model_len {info.max_model_len} less one for the answer); shorten it",
+            code="context_length_exceeded",
+            param="prompt",
+        )
