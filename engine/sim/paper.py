@@ -12,6 +12,7 @@ import msgspec
 from schedtop.engine.knobs import Knobs, KnobValue
 from schedtop.engine.sim.scenario import load_scenario
 from schedtop.engine.sim.simulate import Outcome, Simulation, SimulationResult
+from schedtop.engine.sim.summary import percentile, pooled_gaps
 
 KnobChanges = Mapping[str, KnobValue]
 ROWS_A: tuple[KnobChanges, ...] = (
@@ -48,7 +49,7 @@ class RowB(msgspec.Struct, frozen=True, kw_only=True):
 def run_a(changes: KnobChanges) -> RowA:
     """One row of table A, with `changes` over budget 2048 and threshold 0. Raises `KnobRefused`."""
     knobs, result = _run("paper-a", changes)
-    gaps = sorted(gap for outcome in _of(result, "chat") for gap in outcome.gaps_s)
+    gaps = pooled_gaps(_of(result, "chat"))
     shorts = [outcome.ttft_s for outcome in _of(result, "short")]
     return RowA(
         max_num_batched_tokens=knobs.max_num_batched_tokens,
@@ -68,14 +69,9 @@ def run_b(changes: KnobChanges) -> RowB:
         max_num_seqs=knobs.max_num_seqs,
         preemptions=result.num_preemptions,
         tokens_recomputed=result.num_lost_tokens,
-        worst_stall_ms=max(gap for outcome in result.outcomes.values() for gap in outcome.gaps_s) * 1e3,
+        worst_stall_ms=pooled_gaps(result.outcomes.values())[-1] * 1e3,
         makespan_ms=result.makespan_s * 1e3,
     )
-
-
-def percentile(ordered: list[float], p: float) -> float:
-    """Element `min(n - 1, int(p * n))` of a sorted, non-empty list."""
-    return ordered[min(len(ordered) - 1, int(p * len(ordered)))]
 
 
 def _run(name: str, changes: KnobChanges) -> tuple[Knobs, SimulationResult]:

@@ -194,12 +194,13 @@ def _times(load: Load, rng: random.Random, horizon_s: float | None) -> list[floa
 def _draw_one(load: Load, index: int, number: int, at_s: float, rng: random.Random) -> Arrival:
     num_prompt = max(1, draw_tokens(load.prompt, rng))
     num_shared = min(load.shared_prefix, num_prompt)
-    own = (index << 32) + number + 1
+    shared = (index + 1) << 32  # stand-in tokens: equal exactly where prompts are to be equal
+    own = shared + number + 1
     leaves = load.abort_after_s is not None and rng.random() < load.abort_share
     return Arrival(
         request_id=f"{load.name}{number}",
         at_s=at_s,
-        token_ids=[-1 - index] * num_shared + [own] * (num_prompt - num_shared),
+        token_ids=[shared] * num_shared + [own] * (num_prompt - num_shared),
         max_tokens=max(1, draw_tokens(load.output, rng)),
         priority=load.priority,
         load=load.name,
