@@ -75,7 +75,9 @@ def _budget_below_running(snapshot: Snapshot) -> Finding | None:
 def _head_blocked(snapshot: Snapshot) -> Finding | None:
     if not (words := head_blocked(snapshot)) or snapshot.knobs.admission == "skip":
         return None
-    return Finding("head of line", words, "let smaller ones pass", {"admission": "skip"})
+    return Finding(
+        "head of line", words.removeprefix("head blocked by KV: "), "let smaller ones pass", {"admission": "skip"}
+    )
 
 
 def _starved_decodes(scene: Scene, snapshot: Snapshot) -> Finding | None:

@@ -101,5 +101,4 @@ def head_blocked(snapshot: Snapshot) -> str:
     if not behind or head is None:
         return ""
     detail = clean(head.wait_detail) or "needs more KV blocks than are free"
-    idle = f"{snapshot.pool.free} of {snapshot.pool.usable} blocks lie idle"
-    return f"head blocked by KV: {clean(head.request_id)} {detail}; {behind} wait behind it, {idle}"
+    return f"head blocked by KV: {clean(head.request_id)} {detail} of {snapshot.pool.usable}; {behind} wait behind it"

@@ -88,12 +88,11 @@ def _stack(x: int, y: int, width: int, heights: dict[str, int]) -> Plan:
 
 def _medium(width: int, top: int, room: int) -> Plan:
     """Row A budget and KV map, row B requests beside latency and knobs, row C decisions and advisor."""
-    right = max(50, width * 2 // 5)
+    right = max(52, width * 2 // 5)
     left = width - right
     upper = max(9, room // 4)
     lower = max(7, room // 5)
     middle = room - upper - lower
-    strip = _stack(0, top, width, {"sequences_line": 1})
     strip = {"sequences_line": Place(0, top, width, 1)}
     top, middle = top + 1, middle - 1
     return (
@@ -104,17 +103,17 @@ def _medium(width: int, top: int, room: int) -> Plan:
 
 
 def _large(width: int, top: int, room: int) -> Plan:
-    """Three columns: budget and requests; KV, lifeline, time axis, decisions; latency, knobs, advisor, audit."""
-    left, right = width * 42 // 100, width * 27 // 100
+    """Three columns: budget, requests, decisions; KV, time axis, lifeline; latency, knobs, advisor."""
+    left, right = width * 43 // 100, width * 27 // 100
     centre = width - left - right
     strip = {"sequences_line": Place(0, top, width, 1)}
     top, room = top + 1, room - 1
-    budget, kv, timeline, lifeline = 13, 13, 11, 9
-    knobs = min(26, room - 8 - 8)
+    budget, decisions, kv, lifeline = 13, max(9, room // 5), 13, max(12, room // 4)
+    knobs = min(26, room - 8 - 9)
     return (
         strip
-        | _stack(0, top, left, {"budget": budget, "requests": room - budget})
-        | _stack(left, top, centre, {
-            "kv": kv, "timeline": timeline, "decisions": room - kv - timeline - lifeline, "lifeline": lifeline})
+        | _stack(0, top, left, {
+            "budget": budget, "requests": room - budget - decisions, "decisions": decisions})
+        | _stack(left, top, centre, {"kv": kv, "timeline": room - kv - lifeline, "lifeline": lifeline})
         | _stack(left + centre, top, right, {"latency": 8, "knobs": knobs, "advisor": room - 8 - knobs})
     )  # fmt: skip

@@ -39,7 +39,7 @@ class DetailDialog(Dialog[None]):
         lines.insert(3, ())
         ids = detail.block_ids
         blocks: list[Span] = [(f"{len(ids)} blocks  ", "strong"), (_ranges(ids), "dim")]
-        map_lines = kv_cells(snapshot.kv_map, width)[:10] if snapshot.kv_map else []
+        map_lines = kv_cells(snapshot.kv_map, width, 8) if snapshot.kv_map else []
         return [*lines[:4], fit(blocks, width), *map_lines, (), (("events", "title"),), *lines[4:]]
 
 

@@ -1,7 +1,7 @@
 """The advisor's panel: one finding per line or two, with its evidence and what the key would stage. Pure."""
 
 from schedtop.tui.advisor import Finding, find
-from schedtop.tui.cells import Line, Span, clean, fit
+from schedtop.tui.cells import Line, Span, clean, wrap
 from schedtop.tui.format import value_text
 from schedtop.tui.state import Scene
 from schedtop.tui.views.frame import Body
@@ -12,9 +12,7 @@ def advisor(scene: Scene, width: int, height: int) -> Body:
     findings = find(scene)
     if not findings:
         return Body([((_quiet(scene), "dim"),)])
-    lines: list[Line] = []
-    for place, finding in enumerate(findings):
-        lines += [fit(line, width) for line in _lines(finding, place == 0, width)]
+    lines = [line for i, finding in enumerate(findings) for line in _lines(finding, i == 0, width)]
     more = f"{len(findings)} findings" if len(findings) > 1 else "1 finding"
     return Body(lines, ((more, "warn"),))
 
@@ -27,14 +25,13 @@ def _quiet(scene: Scene) -> str:
 
 
 def _lines(finding: Finding, is_first: bool, width: int) -> list[Line]:
+    evidence = wrap(f"{finding.name}: {clean(finding.evidence)}", width)
+    head = len(finding.name) + 1
+    lines: list[Line] = [((evidence[0][:head], "warn"), (evidence[0][head:], "text"))]
+    lines += [((rest, "text"),) for rest in evidence[1:]]
     changes = ", ".join(f"{name}={value_text(value)}" for name, value in finding.changes.items())
-    advice: list[Span] = [("  → ", "dim"), (finding.advice, "text")]
+    advice: list[Span] = [("→ ", "dim"), (finding.advice, "text")]
     if changes:
-        advice += [(f": {changes}", "staged")]
-        advice += [("  a", "key"), (" stages it", "dim")] if is_first and not scene_is_narrow(width) else []
-    return [((f"{finding.name}: ", "warn"), (clean(finding.evidence), "text")), tuple(advice)]
-
-
-def scene_is_narrow(width: int) -> bool:
-    """Whether the hint about the key must go."""
-    return width < 44
+        advice += [(": " + changes, "staged")]
+        advice += [("  a", "key"), (" stages", "dim")] if is_first else []
+    return [*lines, tuple(advice)]

@@ -6,6 +6,9 @@ from schedtop.tui.format import age, count, rate
 from schedtop.tui.state import Scene, rates
 from schedtop.tui.views.frame import Body
 
+_WITH_FREE = 64
+"""Room from which the free blocks before and after are shown too."""
+
 
 def decisions(scene: Scene, width: int, height: int) -> Body:
     """One line per preemption."""
@@ -27,18 +30,20 @@ def decisions(scene: Scene, width: int, height: int) -> Body:
 
 
 def _widths(width: int) -> int:
-    return max(8, min(24, (width - 40) // 2))
+    fixed = 43 if width >= _WITH_FREE else 33
+    return max(8, min(24, (width - fixed) // 2))
 
 
 def _header(width: int) -> Line:
     ids = _widths(width)
-    text = f"{'step':>7} {'ago':>6} {'victim':<{ids}}   {'for':<{ids}} {'lost':>5} {'blk':>4} {'free':>9} {'x':>3}"
+    free = f" {'free':>9}" if width >= _WITH_FREE else ""
+    text = f"{'step':>7} {'ago':>6} {'victim':<{ids}}   {'for':<{ids}} {'lost':>5} {'blk':>4}{free} {'nth':>3}"
     return fit([(text, "header")], width, "header")
 
 
 def _row(scene: Scene, preemption: Preemption, width: int) -> Line:
     ids = _widths(width)
-    cause = clean(preemption.beneficiary) if preemption.beneficiary else "(operator)"
+    cause = whom(preemption)
     free = f"{count(preemption.free_blocks_before)}→{count(preemption.free_blocks_after)}"
     ago = age(max(0.0, scene.engine_now - preemption.mono))
     return fit(
@@ -50,8 +55,15 @@ def _row(scene: Scene, preemption: Preemption, width: int) -> Line:
             (cut(cause, ids), "running"),
             (f" {count(preemption.num_lost_tokens):>5}", "strong"),
             (f" {count(preemption.num_blocks_freed):>4}", "text"),
-            (f" {free:>9}", "dim"),
+            (f" {free:>9}" if width >= _WITH_FREE else "", "dim"),
             (f" {preemption.num_preemptions:>3}", "preempted" if preemption.num_preemptions > 1 else "text"),
         ],
         width,
     )
+
+
+def whom(preemption: Preemption) -> str:
+    """For whom a request was thrown out, in words."""
+    if preemption.beneficiary is None:
+        return "(operator)"
+    return "itself" if preemption.beneficiary == preemption.victim else clean(preemption.beneficiary)

@@ -90,7 +90,9 @@ def _value(scene: Scene, spec: KnobSpec, live: KnobValue | None) -> list[Span]:
 
 
 def note_lines(scene: Scene, spec: KnobSpec, width: int) -> list[Line]:
-    """What the selected knob does, its range, and what can be done with the staged values."""
+    """What the selected knob does, its range, and what can be done; one line unless the panel has the focus."""
+    if scene.ui.focus != "knobs" and not scene.ui.staged:
+        return [fit(_hint(scene, spec), width)]
     words = wrap(spec.summary, width)[:2]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]

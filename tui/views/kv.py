@@ -13,6 +13,7 @@ GLYPHS = {
 }  # fmt: skip
 MARK = ("◆", "kv_mark")
 FIXED_ROWS = 2
+_WIDEST_CELL = 4
 
 
 def kv(scene: Scene, width: int, height: int) -> Body:
@@ -25,7 +26,7 @@ def kv(scene: Scene, width: int, height: int) -> Body:
     lines: list[Line] = [tuple(bar(parts, width))]
     lines += legend(pool, width)
     if snapshot.kv_map is not None:
-        lines += kv_cells(snapshot.kv_map, width)[: height - len(lines)]
+        lines += kv_cells(snapshot.kv_map, width, height - len(lines))
     return Body(lines, _title(scene, pool))
 
 
@@ -52,19 +53,22 @@ def legend(pool: PoolUsage, width: int) -> list[Line]:
     return lines
 
 
-def kv_cells(kv_map: KvMap, width: int) -> list[Line]:
-    """The strip of cells folded into rows of `width`; marks win over what lies beneath."""
+def kv_cells(kv_map: KvMap, width: int, rows: int) -> list[Line]:
+    """The strip of cells folded into at most `rows` rows; a small pool gets wider cells; marks win."""
     if width <= 0:
         return []
     marks = set(kv_map.marks)
-    rows: list[Line] = []
-    for start in range(0, len(kv_map.cells), width):
-        spans: list[Span] = []
-        for place in range(start, min(start + width, len(kv_map.cells))):
-            glyph, role = MARK if place in marks else GLYPHS.get(kv_map.cells[place], ("?", "warn"))
-            if spans and spans[-1][1] == role:
-                spans[-1] = (spans[-1][0] + glyph, role)
-            else:
-                spans.append((glyph, role))
-        rows.append(tuple(spans))
-    return rows
+    drawn = [MARK if i in marks else GLYPHS.get(cell, ("?", "warn")) for i, cell in enumerate(kv_map.cells)]
+    repeat = max(1, min(_WIDEST_CELL, width * rows // max(1, len(drawn))))
+    per_row = max(1, width // repeat)
+    return [_row(drawn[start : start + per_row], repeat) for start in range(0, len(drawn), per_row)][:rows]
+
+
+def _row(cells: list[Span], repeat: int) -> Line:
+    spans: list[Span] = []
+    for glyph, role in cells:
+        if spans and spans[-1][1] == role:
+            spans[-1] = (spans[-1][0] + glyph * repeat, role)
+        else:
+            spans.append((glyph * repeat, role))
+    return tuple(spans)

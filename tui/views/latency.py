@@ -7,7 +7,7 @@ from schedtop.tui.state import Scene
 from schedtop.tui.views.frame import Body
 from schedtop.tui.views.overview import LATENCY_NAMES, short
 
-_NAME = 6
+_NAME = 5
 _CELL = 7
 
 

@@ -6,6 +6,7 @@ from schedtop.engine.snapshot import EngineEvent, EventKind, RequestDetail, Requ
 from schedtop.tui.cells import Line, Span, clean, fit
 from schedtop.tui.format import UNKNOWN, age, bar, count, duration
 from schedtop.tui.state import Scene
+from schedtop.tui.views.decisions import whom
 from schedtop.tui.views.frame import Body
 from schedtop.tui.views.requests import STATUS, waits_for
 
@@ -106,8 +107,7 @@ def event_line(event: EngineEvent, now: float) -> Line:
     role = "preempted" if event.kind is EventKind.PREEMPTED else "knob" if event.changes else "text"
     words = clean(event.detail)
     if event.preemption is not None:
-        cause = clean(event.preemption.beneficiary) if event.preemption.beneficiary else "the operator"
-        words = f"for {cause}, {count(event.preemption.num_lost_tokens)} tokens lost"
+        words = f"for {whom(event.preemption)}, {count(event.preemption.num_lost_tokens)} tokens lost"
     return (
         (f"{age(max(0.0, now - event.mono)):>6} ago ", "dim"),
         (f"step {event.step:<7}", "dim"),

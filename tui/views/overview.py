@@ -4,11 +4,26 @@ from collections.abc import Sequence
 
 from schedtop.engine.snapshot import PauseState, PoolUsage, Snapshot
 from schedtop.tui.alerts import Alert
-from schedtop.tui.cells import Line, Span, between, clean, fit, join
+from schedtop.tui.cells import Line, Span, between, clean, fit, join, width_of
 from schedtop.tui.format import UNKNOWN, age, bar, count, duration, percent, rate
 from schedtop.tui.state import Outcome, Phase, Scene, rates
 
 LATENCY_NAMES = ("ttft", "itl", "e2e", "queue", "step")
+SHORT_REASONS = {
+    "KV blocks": "KV",
+    "behind a blocked request": "behind",
+    "sequence cap": "cap",
+    "budget spent": "budget",
+    "prompt exceeds budget": "prompt > budget",
+    "admission stopped by a preemption": "after preemption",
+    "grammar compiling": "grammar",
+    "KV arriving": "KV load",
+    "adapter slots full": "adapter",
+    "encoder budget or cache": "encoder",
+    "held by operator": "held",
+    "preempted, result in flight": "in flight",
+}
+"""Wait reasons for where there is little room; those not named are short already."""
 
 
 def identity(scene: Scene, width: int) -> Line:
@@ -95,7 +110,7 @@ def sequences_line(scene: Scene, snapshot: Snapshot, width: int) -> Line:
         (f"/{snapshot.knobs.max_num_seqs:<4}", "text"),
         (" wait ", "dim"),
         (f"{count(snapshot.num_waiting):>4}", "waiting" if snapshot.num_waiting else "text"),
-        *reasons(snapshot),
+        *reasons(snapshot, is_short=width < 110),
     ]
     if snapshot.pause is not PauseState.RUNNING:
         left.append((" ⏸ PAUSED", "warn"))
@@ -105,10 +120,11 @@ def sequences_line(scene: Scene, snapshot: Snapshot, width: int) -> Line:
     return between(left, [(f" {rate(speed.generated):>5} tok/s", "strong")], width)
 
 
-def reasons(snapshot: Snapshot) -> list[Span]:
+def reasons(snapshot: Snapshot, is_short: bool = False) -> list[Span]:
     """`(9 KV blocks · 3 sequence cap)`, the most frequent first."""
     ranked = sorted(snapshot.waiting_by_reason.items(), key=lambda item: (-item[1], item[0]))
-    words = " · ".join(f"{number} {clean(reason)}" for reason, number in ranked if number)
+    names = SHORT_REASONS if is_short else {}
+    words = " · ".join(f"{number} {clean(names.get(reason, reason))}" for reason, number in ranked if number)
     return [(f" ({words})", "waiting")] if words else []
 
 
@@ -149,7 +165,9 @@ def latency_line(scene: Scene, width: int) -> Line:
         values = latencies.get(name)
         now = values.now if values else None
         text = f"{short(now.p50)}/{short(now.p99)}" if now else UNKNOWN
-        parts.append([(f"{name} ", "dim"), (text, "strong" if now else "dim")])
+        part: list[Span] = [(f"{name} ", "dim"), (text, "strong" if now else "dim")]
+        if width_of(join([*parts, part])) <= width:
+            parts.append(part)
     return fit(join(parts), width)
 
 

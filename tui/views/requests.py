@@ -82,7 +82,7 @@ COLUMNS = (
     Column("gap", 7, 12, "", _gap),
     Column("age", 6, 1, "arrived", lambda row, now: (age(now - row.arrived), "text")),
 )
-DOING = Column("doing / waits for", 24, 0, "", _doing, right=False)
+DOING = Column("doing / waits for", 22, 0, "", _doing, right=False)
 _TAG_WIDTH = 2
 _MAX_ID = 30
 
