@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from schedtop.cli.values import KNOB_ASSIGNMENT
-from schedtop.engine.knobs import KnobValue
+from schedtop.engine.knobs import KNOB_NAMES, KnobValue
 from schedtop.engine.sim import paper as tables
 from schedtop.engine.sim.scenario import load_scenario, shipped_scenarios
 from schedtop.engine.sim.simulate import Simulation
@@ -87,7 +87,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     """Right-aligned columns under their names."""
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
     widths = [max(len(name), *(len(row[i]) for row in cells)) for i, name in enumerate(rows[0])]
-    lines = [[name for name in rows[0]], *cells]
+    lines = [list(rows[0]), *cells]
     return "\n".join("  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
 
 
@@ -96,4 +96,4 @@ def _cell(name: str, value: object) -> str:
         return "-"
     if isinstance(value, float):
         return f"{value:.1f}" if name.startswith("itl_p50") else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) and not name.startswith("max_num") else str(value)
+    return f"{value:,}" if isinstance(value, int) and name not in KNOB_NAMES else str(value)

@@ -20,7 +20,7 @@ def parse_value(text: str) -> KnobValue:
     return text
 
 
-class KnobAssignment(click.ParamType):
+class KnobAssignment(click.ParamType[tuple[str, KnobValue]]):
     """`NAME=VALUE`; converts to a pair."""
 
     name = "NAME=VALUE"
