@@ -119,4 +119,6 @@ class EngineLoop:
     def _sleep(self) -> None:
         with self._work:
             while not self._inbox and not self._stopping and not self.core.has_work:
+                self.is_idle = True
                 self._work.wait(self.core.seconds_to_deadline)
+            self.is_idle = False
