@@ -54,7 +54,7 @@ def _stalled(scene: Scene, snapshot: Snapshot) -> Finding | None:
 
 def _storm(scene: Scene, snapshot: Snapshot) -> Finding | None:
     speed = rates(scene.view, scene.now)
-    if speed.preemptions < STORM_PER_S:
+    if speed is None or speed.preemptions < STORM_PER_S:
         return None
     fewer = max(1, snapshot.num_running - 1)
     evidence = f"{rate(speed.preemptions)} preemptions/s throw {rate(speed.lost)} tokens/s away"

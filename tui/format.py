@@ -22,12 +22,14 @@ def count(value: float) -> str:
     return f"{value / scale:.3g}{unit}"
 
 
-def rate(value: float) -> str:
+def rate(value: float | None) -> str:
     """Something per second in at most five cells.
 
     >>> [rate(n) for n in (0, 0.04, 0.5, 12.34, 850.2)]
     ['0', '0.04', '0.5', '12.3', '850']
     """
+    if value is None:
+        return UNKNOWN
     if value and value < 0.1:
         return f"{value:.2f}"
     return f"{value:.1f}".removesuffix(".0") if value < 100 else count(value)

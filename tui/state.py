@@ -171,18 +171,18 @@ def _sample(update: SnapshotUpdate) -> Sample:
 class Rates:
     """Per second, over the last seconds that were seen."""
 
-    generated: float = 0.0
-    preemptions: float = 0.0
-    lost: float = 0.0
-    steps: float = 0.0
+    generated: float
+    preemptions: float
+    lost: float
+    steps: float
 
 
-def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates:
-    """How fast things happen, over `window_s` of the engine's time up to now."""
+def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates | None:
+    """How fast things happen, over `window_s` of the engine's time up to now; None while that can't be told."""
     end = view.engine_now(now)
     recent = [sample for sample in view.samples if sample.mono >= end - window_s]
     if len(recent) < 2 or (span := max(end, recent[-1].mono) - recent[0].mono) <= 0:
-        return Rates()
+        return None
     first, last = recent[0], recent[-1]
     return Rates(
         generated=(last.generated_tokens - first.generated_tokens) / span,

@@ -124,7 +124,7 @@ def fleet_row(scene: Scene) -> list[Span]:
         (f" {count(snapshot.num_waiting):>6}", role),
         (f" {percent(snapshot.pool.in_use, snapshot.pool.usable):>5} ", role),
         *bar(parts, 16),
-        (f" {rate(speed.generated):>6} {rate(speed.preemptions):>6}", role),
+        (f" {rate(speed.generated if speed else None):>6} {rate(speed.preemptions if speed else None):>6}", role),
         worst,
     ]
 

@@ -24,7 +24,7 @@ def decisions(scene: Scene, width: int, height: int) -> Body:
         (f"{count(totals.preemptions)} preemptions", "preempted" if totals.preemptions else "dim"),
         (f" · {count(totals.lost_tokens)} tokens lost", "text" if totals.lost_tokens else "dim"),
     ]
-    if speed.preemptions:
+    if speed and speed.preemptions:
         title.append((f" · {rate(speed.preemptions)}/s", "preempted"))
     return Body(lines, tuple(title))
 

@@ -56,7 +56,8 @@ def lifeline(scene: Scene, width: int, height: int) -> Body:
     """The lifeline of the request whose detail the snapshot carries."""
     snapshot = scene.view.snapshot
     if snapshot is None or snapshot.detail is None:
-        return Body([(("select a request: its life is drawn here", "dim"),)])
+        has_requests = snapshot is not None and bool(snapshot.running or snapshot.waiting)
+        return Body([(("asking the engine …" if has_requests else "no request to draw", "dim"),)])
     detail = snapshot.detail
     row = detail.row
     life = stretches(detail, scene.engine_now)

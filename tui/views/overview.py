@@ -117,7 +117,7 @@ def sequences_line(scene: Scene, snapshot: Snapshot, width: int) -> Line:
     elif snapshot.last_step is not None:
         left.append((f"  limit: {snapshot.last_step.limited_by}", "dim"))
     speed = rates(scene.view, scene.now)
-    return between(left, [(f" {rate(speed.generated):>5} tok/s", "strong")], width)
+    return between(left, [(f" {rate(speed.generated if speed else None):>5} tok/s", "strong")], width)
 
 
 def reasons(snapshot: Snapshot, is_short: bool = False) -> list[Span]:
@@ -150,7 +150,7 @@ def kv_line(scene: Scene, snapshot: Snapshot, width: int) -> Line:
         (f"+{count(pool.cached)} cached", "kv_cached"),
         (f" of {count(pool.usable)} blk", "dim"),
         ("  preempt ", "dim"),
-        (f"{rate(speed.preemptions)}/s", "preempted" if speed.preemptions else "text"),
+        (f"{rate(speed.preemptions if speed else None)}/s", "preempted" if speed and speed.preemptions else "text"),
     ]
     room = width - sum(len(text) for text, _ in left + right)
     parts = [(float(amount), glyph, role) for amount, glyph, role, _ in kv_counts(pool)]

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.engine.snapshot import RequestRow, RequestStatus, Snapshot
+from schedtop.engine.snapshot import RequestRow, RequestStatus, Snapshot, WaitReason
 from schedtop.tui.cells import Line, Span, clean, cut, fit
 from schedtop.tui.format import UNKNOWN, age, count, duration, percent
 from schedtop.tui.state import Scene
 from schedtop.tui.table import HEAD_ROWS, selected, windows
 from schedtop.tui.views.frame import Body
-from schedtop.tui.views.overview import reasons
+from schedtop.tui.views.overview import SHORT_REASONS, reasons
 
 STATUS = {
     RequestStatus.RUNNING: ("▶ run", "running"),
@@ -18,6 +18,10 @@ STATUS = {
     RequestStatus.PREEMPTED: ("▼ preem", "preempted"),
 }
 """Glyph and word, so that a state reads without colour."""
+
+
+_TELLS_ITSELF = (WaitReason.BEHIND, WaitReason.SEQUENCE_CAP, WaitReason.BUDGET, WaitReason.PAUSED)
+"""Reasons whose detail is a sentence of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,10 @@ def _doing(row: RequestRow, now: float) -> Span:
 def waits_for(row: RequestRow) -> str:
     """The reason in words and numbers."""
     reason = row.wait_reason.value if row.wait_reason else UNKNOWN
-    return f"{reason}: {clean(row.wait_detail)}" if row.wait_detail else reason
+    detail = clean(row.wait_detail)
+    if not detail or row.wait_reason in _TELLS_ITSELF:
+        return detail or reason
+    return f"{SHORT_REASONS.get(reason, reason)}: {detail}"
 
 
 def _ttft(row: RequestRow, now: float) -> Span:

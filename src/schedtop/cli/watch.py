@@ -1,0 +1,69 @@
+"""The bare `schedtop`: the live screen, or the state once for scripts and pipes. Starts things; draws nothing."""
+
+import asyncio
+import locale
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+import click
+
+from schedtop.control.discovery import CONNECT_VARIABLE, discover, resolve
+from schedtop.engine.errors import ConfigError
+
+DEFAULT_WIDTH = 120
+_WITHOUT_GLYPHS = ("dumb", "linux", "vt100", "vt102", "vt220")
+
+
+def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme: str | None) -> None:
+    """Show the engine at `connect`, or the running ones. Raises `SchedtopError` when there is none or none answers."""
+    if once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb":
+        print_once(resolve(connect), as_json)
+    else:
+        run_screen(targets(connect), read_only, theme)
+
+
+def targets(connect: str | None) -> list[str]:
+    """What to connect to: the one named, else all live engines (several: the fleet view)."""
+    if connect or os.environ.get(CONNECT_VARIABLE):
+        return [resolve(connect)]
+    return discover() or [resolve(None)]
+
+
+def print_once(target: str, as_json: bool) -> None:
+    """Print the state and return."""
+    from schedtop.tui import once
+
+    scene = asyncio.run(once.read_scene(target))
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 40)).columns
+    click.echo(once.as_json(scene) if as_json else once.as_text(scene, width, is_ascii=not has_glyphs()))
+
+
+def run_screen(addresses: Sequence[str], read_only: bool, theme: str | None) -> None:
+    """Run the live screen until the operator leaves; exits with its return code."""
+    from schedtop.tui.app import Options, SchedtopApp
+    from schedtop.tui.config import config_folder, load
+    from schedtop.tui.link import ClientLink
+    from schedtop.tui.theme import DEFAULT, load_all
+
+    config = load(config_folder() / "config.toml")
+    palettes, faults = load_all(config_folder() / "themes")
+    wanted = theme or config.theme or DEFAULT
+    if wanted not in palettes:
+        faults.append(f"no theme is called {wanted!r}; there are {', '.join(palettes)}")
+        if theme:
+            raise ConfigError("\n".join(faults))
+    options = Options(
+        theme=wanted, palettes=palettes, keymap=config.keys, read_only=read_only, interval_s=config.interval_s,
+        is_ascii=not has_glyphs(), has_colour="NO_COLOR" not in os.environ, notes=faults,
+    )  # fmt: skip
+    app = SchedtopApp([ClientLink(address, read_only) for address in addresses], options)
+    app.run()
+    sys.exit(app.return_code or 0)
+
+
+def has_glyphs() -> bool:
+    """Whether the terminal can be trusted with box drawing and block glyphs."""
+    is_utf8 = "utf" in locale.getpreferredencoding(False).lower()
+    return is_utf8 and os.environ.get("TERM", "") not in _WITHOUT_GLYPHS
