@@ -5,7 +5,7 @@ The only place outside `control.http` that knows aiohttp; imported when a URL is
 
 import aiohttp
 
-from schedtop.control.discovery import TOKEN_VARIABLE, read_token, token_path
+from schedtop.control.discovery import TOKEN_VARIABLE, find_token, socket_folder
 from schedtop.control.errors import Disconnected
 from schedtop.control.framing import MAX_PUBLISHED_BYTES
 
@@ -17,7 +17,7 @@ async def open_websocket(url: str) -> "WebSocketStream":
     address = url.rstrip("/")
     if not address.endswith(WS_ROUTE):
         address += WS_ROUTE
-    token = read_token()
+    token = find_token(url)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession()
     try:
@@ -35,7 +35,8 @@ async def open_websocket(url: str) -> "WebSocketStream":
 def _explain(error: aiohttp.WSServerHandshakeError, has_token: bool) -> str:
     if error.status in (401, 403):
         have = "the token given isn't accepted" if has_token else "it wants a token"
-        return f"the gateway refused ({error.status}): {have}; set {TOKEN_VARIABLE} or read {token_path()}"
+        where = f"set {TOKEN_VARIABLE}; local tokens are {socket_folder()}/*.token"
+        return f"the gateway refused ({error.status}): {have}; {where}"
     return f"the gateway answered {error.status} to {WS_ROUTE}: it isn't a schedtop gateway, or an older one"
 
 

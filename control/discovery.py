@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from schedtop.control.errors import NoEngine, SocketRefused
 
@@ -12,6 +13,7 @@ TOKEN_VARIABLE = "SCHEDTOP_TOKEN"
 MAX_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """Longest path of a unix socket, in bytes."""
 _URL_SCHEMES = ("http://", "https://")
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 def state_folder() -> Path:
@@ -31,9 +33,9 @@ def socket_path(engine_name: str) -> Path:
     return socket_folder() / f"{engine_name}.sock"
 
 
-def token_path() -> Path:
-    """The file in which the gateway leaves the operator's token for clients of the same user."""
-    return socket_folder() / "token"
+def token_path(socket: Path) -> Path:
+    """The file in which a gateway on this socket leaves the token for clients of the same user."""
+    return socket.with_suffix(".token") if socket.suffix == ".sock" else Path(f"{socket}.token")
 
 
 def is_url(target: str) -> bool:
@@ -41,12 +43,18 @@ def is_url(target: str) -> bool:
     return target.startswith(_URL_SCHEMES)
 
 
-def read_token() -> str | None:
-    """The bearer token for a gateway: `SCHEDTOP_TOKEN`, else the token file; None if there is neither."""
+def find_token(url: str) -> str | None:
+    """The bearer token for a gateway: `SCHEDTOP_TOKEN`, else the only token file of this user's engines.
+
+    Files are read for gateways on this machine only: the local token must not be sent to somebody else's host.
+    """
     if token := os.environ.get(TOKEN_VARIABLE):
         return token
+    if (urlsplit(url).hostname or "") not in _LOOPBACK_HOSTS:
+        return None
     try:
-        return token_path().read_text().strip() or None
+        files = sorted(path for path in socket_folder().iterdir() if path.suffix == ".token")
+        return files[0].read_text().strip() or None if len(files) == 1 else None
     except OSError:
         return None
 
