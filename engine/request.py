@@ -61,6 +61,7 @@ class Request:
         "num_slots",
         "planned_in",
         "planned_tokens",
+        "prefill_end",
         "priority",
         "queue_key",
         "request_id",
@@ -127,6 +128,8 @@ class Request:
         """Last step in which it was given tokens ..."""
         self.planned_tokens = 0
         """... and how many."""
+        self.prefill_end = 0
+        """Tokens it had when it was last admitted: until they are computed it is in prefill."""
 
         self.num_preemptions = 0
         self.num_lost_tokens = 0

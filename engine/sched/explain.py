@@ -91,7 +91,7 @@ def _block_detail(sched: Scheduler, blocked: Blocked) -> str:
 
 def _deferral_detail(request: Request) -> str:
     if request.defer_reason is WaitReason.IN_FLIGHT:
-        return f"{request.num_output_placeholders} sampled tokens still in flight"
+        return f"a step in flight still computes for it ({request.num_output_placeholders} tokens to come)"
     if request.defer_reason is WaitReason.ADAPTER_SLOTS:
         return f"adapter {request.adapter}"
     return ""

@@ -155,12 +155,15 @@ class Scheduler:
         )
 
     def _threshold(self) -> int:
-        """Most tokens for one request: off for a lone request; adaptive floors it at an equal share of the buffer."""
+        """Most tokens for one request: off for a lone request; adaptive floors it at an equal share of the buffer.
+
+        Adaptive alone does nothing: with no threshold there is nothing to floor.
+        """
         knobs = self.knobs
-        num_eligible = len(self.running) + self.num_waiting
-        if num_eligible <= 1 or not (knobs.long_prefill_token_threshold or knobs.long_prefill_token_threshold_adaptive):
-            return 0
         threshold = knobs.long_prefill_token_threshold
+        num_eligible = len(self.running) + self.num_waiting
+        if num_eligible <= 1 or not threshold:
+            return 0
         if knobs.long_prefill_token_threshold_adaptive:
             threshold = max(threshold, self.config.max_num_batched_tokens // num_eligible)
         return threshold
@@ -248,6 +251,7 @@ class Scheduler:
         kind = EventKind.RESUMED if request.was_admitted else EventKind.SCHEDULED
         self.stats.count_admission(request, num_hit_tokens, self.clock())
         request.was_admitted = True
+        request.prefill_end = request.num_tokens
         request.state = State.RUNNING
         request.num_bypassed = 0
         self.adapters.take(request)
@@ -276,7 +280,7 @@ class Scheduler:
         self.num_waiting_tokens += victim.num_tokens
         self.preempted[victim.request_id] = victim
         self.waiting.add(victim)
-        if victim.num_output_placeholders:
+        if self.has_result_to_come(victim):
             self.defer(victim, WaitReason.IN_FLIGHT)
         record = Preemption(
             step=self.step,
@@ -302,6 +306,13 @@ class Scheduler:
         fresh = self.encoder.commit(request, start, num_tokens)
         if fresh:
             plan.encoder_inputs[request.request_id] = fresh
+
+    def has_result_to_come(self, request: Request) -> bool:
+        """Whether a step in flight computes for this request and its result won't be dropped."""
+        request_id = request.request_id
+        return any(
+            request_id in plan.num_scheduled_tokens and request_id not in plan.stale for plan in self.in_flight
+        )
 
     def drop_in_flight(self, request: Request) -> None:
         """Discard every result of a preempted request that is still to come: its tokens will be sampled again."""

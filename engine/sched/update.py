@@ -35,6 +35,8 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
             reject_drafts(sched, plan, request, len(spec[request.request_id]), len(tokens))
         if request.media:
             sched.encoder.release_consumed(request)
+        if request.defer_reason is WaitReason.IN_FLIGHT and not sched.has_result_to_come(request):
+            sched.undefer(request)
         if not tokens:
             continue
         token_ids = request.token_ids
@@ -60,8 +62,6 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
                 sched.kv.hash_full_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
         else:
             sched.num_waiting_tokens += len(output.new_token_ids)
-            if request.defer_reason is WaitReason.IN_FLIGHT and not request.num_output_placeholders:
-                sched.undefer(request)
         if output.finish_reason is not None:
             ended.append(output)
     sched.stats.count_result(outputs, num_regular, now - previous_end)

@@ -74,7 +74,7 @@ def try_admit(sched: "Scheduler", plan: StepPlan, request: Request) -> Blocked |
     num_new = min(num_new, plan.budget, sched.max_model_len - 1 - num_hit_tokens)
     if request.media and not (num_new := sched.encoder.limit(request, num_hit_tokens, num_new)):
         return Blocked(WaitReason.ENCODER, request)
-    num_padding = draft_padding(sched, plan, num_left)
+    num_padding = draft_padding(sched, plan, num_left, num_hit_tokens)
     if num_new + num_padding > plan.budget:
         return Blocked(WaitReason.BUDGET, request, num_new + num_padding, plan.budget)
     end = num_hit_tokens + num_new + num_padding
@@ -114,14 +114,19 @@ def start_load(sched: "Scheduler", request: Request, hits: list[KVCacheBlock], e
     return None
 
 
-def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int) -> int:
-    """Placeholder drafts for a request that joins with a single token while others are decoding with drafts.
+def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int, num_computed: int) -> int:
+    """Placeholder drafts for a request that joins with a single token: rows of equal length while all decode.
 
-    vLLM keeps decode rows of equal length that way. All of them are rejected.
+    None beside a running request still in prefill, nor past the model's length. All of them are rejected.
     """
-    if num_left == 1 and plan.requests and sched.knobs.num_speculative_tokens and sched.config.pads_drafts:
-        return sched.knobs.num_speculative_tokens
-    return 0
+    num_drafts = sched.knobs.num_speculative_tokens
+    if num_left != 1 or not num_drafts or not sched.config.pads_drafts:
+        return 0
+    ran_before = plan.requests[: len(plan.requests) - len(plan.admissions)]
+    if any(other.num_computed_tokens - other.planned_tokens < other.prefill_end for other in ran_before):
+        return 0
+    fits = num_computed + 1 + num_drafts < sched.max_model_len
+    return num_drafts if fits and (ran_before or num_computed) else 0
 
 
 def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCacheBlock]) -> Blocked | None:

@@ -172,7 +172,7 @@ class _Replay:
         stalled, num_empty = False, 0
         while self.iteration < self.trace.max_iters:
             self._inputs()
-            has_requests = self.sched.has_unfinished
+            has_requests = self._has_requests()
             if not has_requests and not self.queue:
                 if not (self.arrivals or self.actions):
                     break
@@ -184,7 +184,7 @@ class _Replay:
             num_tokens = None
             if has_requests:
                 num_tokens = self._schedule(record)
-            waits_for_more = depth > 1 and len(self.queue) < depth and bool(num_tokens or self.sched.has_unfinished)
+            waits_for_more = depth > 1 and len(self.queue) < depth and bool(num_tokens or self._has_requests())
             if self.queue and not (waits_for_more and num_tokens is not None):
                 self._update(record)
             self._close(record)
@@ -200,6 +200,10 @@ class _Replay:
             "stalled": stalled,
             "unfinished": sorted(self.numbers[request_id] for request_id in self.sched.requests),
         }
+
+    def _has_requests(self) -> bool:
+        """vLLM plans a step for anybody who waits, also if he can't be admitted; our engine lets such a step out."""
+        return self.sched.has_unfinished or (self.sched.admits_new and self.sched.num_waiting > 0)
 
     # ---- inputs ---------------------------------------------------------------------------------------------
 
@@ -270,7 +274,7 @@ class _Replay:
         for request in plan.requests:
             if not count or request.request_id not in self.sched.requests:
                 continue
-            if request.num_computed_tokens < request.num_prompt_tokens:
+            if request.num_computed_tokens < request.prefill_end:
                 continue
             spec, start = self.specs[request.request_id], request.num_tokens
             right = (spec.seed + start) % (count + 1)
