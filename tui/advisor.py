@@ -119,7 +119,9 @@ def _limited(scene: Scene, snapshot: Snapshot) -> Finding | None:
 def _slot_limited(scene: Scene, snapshot: Snapshot) -> Finding:
     cap = snapshot.knobs.max_num_seqs
     used = percent(snapshot.pool.in_use, snapshot.pool.usable)
-    evidence = f"all {cap} slots run, {snapshot.num_waiting} wait, KV is {used} used"
+    running = snapshot.num_running
+    slots = f"all {cap} slots run" if running <= cap else f"{running} running drain to the cap of {cap}"
+    evidence = f"{slots}, {snapshot.num_waiting} wait, KV is {used} used"
     ceiling = _ceiling(scene, "max_num_seqs")
     has_room = snapshot.pool.free > snapshot.pool.usable * FREE_SHARE_LOW
     if ceiling is None or cap >= ceiling or not has_room:

@@ -8,23 +8,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.style import Style
 from textual.app import App
-from textual.theme import Theme
+from textual.theme import BUILTIN_THEMES, Theme
 
-from schedtop.control.messages import Subscribe
-from schedtop.engine.snapshot import Viewport
+from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
+from schedtop.engine.snapshot import StepRecord, Viewport
 from schedtop.tui.keys import BY_ID, KEYS
 from schedtop.tui.link import Link, Refusal
 from schedtop.tui.screens.dialog import Dialog
 from schedtop.tui.screens.live import DetailDialog, FleetDialog
 from schedtop.tui.screens.main import MainScreen
-from schedtop.tui.screens.simple import Choice, ChoiceDialog, ConfirmDialog, HelpDialog
-from schedtop.tui.state import EngineView, LinkEvent, LinkUp, Phase, Scene, Ui, fold
+from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
+from schedtop.tui.state import Action, EngineView, LinkEvent, LinkUp, Outcome, Phase, Remembered, Scene, Ui, fold
 from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
 from schedtop.tui.widgets.panel import StyleOf
 
 INTERVAL_S = 0.25
+HISTORY_STEPS = 3000
+AUDIT_ROWS = 200
 FLEET_VIEWPORT = Viewport(running_rows=1, waiting_rows=1)
 
 
@@ -85,7 +88,10 @@ class SchedtopApp(App[None]):
     @property
     def link(self) -> Link:
         """The connection to the engine on screen."""
-        return next(link for link in self.links if link.target == self.current)
+        return self._link_to(self.current)
+
+    def _link_to(self, target: str) -> Link:
+        return next(link for link in self.links if link.target == target)
 
     # ---- life -----------------------------------------------------------------------------------------------
 
@@ -118,6 +124,7 @@ class SchedtopApp(App[None]):
             if event.target != self.current:
                 self._wanted[event.target] = FLEET_VIEWPORT
             self._subscribe(event.target)
+            self.start(self._fetch_history(event.target))
         self.paint_soon()
 
     def paint_soon(self) -> None:
@@ -153,12 +160,19 @@ class SchedtopApp(App[None]):
         self.start(self._send_subscription(target, wanted))
 
     async def _send_subscription(self, target: str, viewport: Viewport) -> None:
-        link = next(link for link in self.links if link.target == target)
-        reply = await link.request(Subscribe(interval_s=self.options.interval_s, viewport=viewport))
+        reply = await self._link_to(target).request(Subscribe(interval_s=self.options.interval_s, viewport=viewport))
         if isinstance(reply, Refusal):
             self._sent.pop(target, None)
         elif target == self.current:
             self._main.ui = replace(self._main.ui, waiting_base=viewport.waiting_offset)
+
+    async def _fetch_history(self, target: str) -> None:
+        """Ask for the steps before this connection, so that plots start full."""
+        if not self.views[target].can("DumpSteps"):
+            return
+        reply = await self._link_to(target).request(DumpSteps(count=HISTORY_STEPS))
+        if isinstance(reply, Ack) and self.views[target].phase is Phase.LIVE:
+            self.receive(Remembered(target, msgspec.convert(reply.data["steps"], list[StepRecord])))
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` beside the screen."""
@@ -219,6 +233,15 @@ class SchedtopApp(App[None]):
     def _scene(self) -> Scene:
         return self._main.scene()
 
+    async def show_audit(self) -> None:
+        """Who changed what, newest first."""
+        reply = await self.link.request(GetAudit(limit=AUDIT_ROWS))
+        if isinstance(reply, Ack):
+            self._open(AuditDialog(self.styles_for(), self.options.is_ascii, reply.data.get("rows", [])))
+        else:
+            what = reply.message if isinstance(reply, Refusal) else "unexpected answer"
+            self._main.report(Action("audit", Outcome.REFUSED, what))
+
     def show_commands(self) -> None:
         """The command registry: everything the key table can do, by name."""
         dead = self._main.dead_keys()
@@ -276,14 +299,16 @@ class SchedtopApp(App[None]):
 
 
 def _textual_theme(palette: Palette) -> Theme:
-    is_ansi = palette.background == "ansi_default"
+    """What Textual needs to know of a palette: the colours behind the panels."""
+    name = f"schedtop-{palette.name}"
+    if palette.background == "ansi_default":
+        return replace(BUILTIN_THEMES["ansi-dark"], name=name)
     return Theme(
-        name=f"schedtop-{palette.name}",
-        primary="ansi_white" if is_ansi else palette.accent,
+        name=name,
+        primary=palette.accent,
         foreground=palette.foreground,
         background=palette.background,
         surface=palette.background,
         panel=palette.background,
         dark=palette.is_dark,
-        ansi=is_ansi,
     )

@@ -43,8 +43,9 @@ class Operator:
         replies = [await self._link().request(command) for command in commands]
         refusals = [reply for reply in replies if isinstance(reply, Refusal)]
         outcome = Outcome.REFUSED if refusals else Outcome.DONE
-        answer = f"refused: {refusals[0].message}" if refusals else "; ".join(dict.fromkeys(map(worded, replies)))
-        self._report(Action(what, outcome, answer))
+        answer = refusals[0].message if refusals else "; ".join(dict.fromkeys(map(worded, replies)))
+        is_receipt = not refusals and isinstance(replies[-1], KnobsAck)
+        self._report(Action("" if is_receipt else what, outcome, answer))
         return replies
 
     async def apply(self, changes: Mapping[str, KnobValue], generation: int, confirmed: bool) -> bool:

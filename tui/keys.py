@@ -82,6 +82,7 @@ KEYS: tuple[Key, ...] = (
     Key("next_panel", "tab", "cycle(1)", "next panel", "focus the next panel", VIEW),
     Key("previous_panel", "shift+tab", "cycle(-1)", "previous panel", "focus the previous panel", VIEW),
     Key("maximise", "z", "maximise", "maximise", "give the focused panel the whole screen, and back", VIEW),
+    Key("audit", "A", "audit", "audit", "who changed what, when, why, and how it ended", VIEW),
     Key("fleet", "F", "fleet", "fleet", "all engines, one row each; Enter drills in", VIEW),
 )  # fmt: skip
 

@@ -1,8 +1,10 @@
 """What the screen knows: messages folded into frozen values. Pure: no clock, no socket, no widget in here."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import groupby
 
 from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
 from schedtop.engine.knobs import KnobSpec, KnobValue
@@ -11,6 +13,8 @@ from schedtop.engine.snapshot import EngineEvent, Snapshot, StepRecord
 SAMPLES_KEPT = 1200
 EVENTS_KEPT = 500
 STALE_AFTER_S = 1.5
+SAMPLE_S = 0.25
+"""Width of the samples that history is cut into."""
 
 
 class Phase(StrEnum):
@@ -46,12 +50,23 @@ class Received:
     message: FromServer
 
 
-LinkEvent = LinkUp | LinkDown | Received
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Step records from before the screen connected, oldest first."""
+
+    target: str
+    steps: Sequence[StepRecord]
+
+
+LinkEvent = LinkUp | LinkDown | Received | Remembered
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The steps of one update, for plots: sums over steps, times of the engine's monotonic clock in seconds."""
+    """What happened since the sample before: sums over its steps, for plots and rates.
+
+    `mono` is of the engine's monotonic clock, in seconds.
+    """
 
     mono: float
     num_steps: int
@@ -59,15 +74,13 @@ class Sample:
     prefill: int
     decode: int
     draft: int
-    step_s_mean: float
     step_s_max: float
     num_running: int
     num_waiting: int
-    blocks_used: int
     preemptions: int
     lost_tokens: int
     generated_tokens: int
-    """The last three are totals since start."""
+    first_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,8 @@ def fold(view: EngineView, event: LinkEvent, now: float) -> EngineView:
         case LinkDown(reason=reason):
             changed_at = view.changed_at if view.phase is Phase.LOST else now
             return replace(view, phase=Phase.LOST, reason=reason, changed_at=changed_at)
+        case Remembered(steps=steps):
+            return _remembered(view, steps)
         case Received(message=SnapshotUpdate() as update):
             return _updated(view, update, now)
         case Received(message=EventBatch() as batch):
@@ -135,35 +150,53 @@ def fold(view: EngineView, event: LinkEvent, now: float) -> EngineView:
 
 
 def _greeted(view: EngineView, welcome: Welcome, now: float) -> EngineView:
-    fresh = replace(view, phase=Phase.LIVE, reason="", changed_at=now, welcome=welcome, received_at=now)
+    fresh = replace(view, phase=Phase.LIVE, reason="", changed_at=now, welcome=welcome, received_at=now, samples=())
     if view.welcome is None or view.welcome.info.boot_id == welcome.info.boot_id:
         return fresh
-    return replace(fresh, update=None, samples=(), events=(), num_missed_events=0, restarted_at=now)
+    return replace(fresh, update=None, events=(), num_missed_events=0, restarted_at=now)
 
 
 def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView:
-    samples = (*view.samples, _sample(update))[-SAMPLES_KEPT:]
+    snapshot, before = update.snapshot, view.snapshot
+    sample = sample_of(update.steps, snapshot.mono)
+    counted = replace(sample, num_running=snapshot.num_running, num_waiting=snapshot.num_waiting)
+    if before is not None and view.samples:
+        old, new = before.counters, snapshot.counters
+        counted = replace(
+            counted,
+            preemptions=new.preemptions - old.preemptions,
+            lost_tokens=new.lost_tokens - old.lost_tokens,
+            generated_tokens=new.generated_tokens - old.generated_tokens,
+        )
+    samples = (*view.samples, counted)[-SAMPLES_KEPT:]
     return replace(view, update=update, samples=samples, received_at=now)
 
 
-def _sample(update: SnapshotUpdate) -> Sample:
-    steps: list[StepRecord] = update.steps
-    snapshot = update.snapshot
+def _remembered(view: EngineView, steps: Sequence[StepRecord]) -> EngineView:
+    """What the engine did before the screen connected, in front of what the screen has seen itself."""
+    first_seen = min((s.first_step for s in view.samples if s.first_step is not None), default=math.inf)
+    groups = groupby((step for step in steps if step.step < first_seen), key=lambda step: step.mono // SAMPLE_S)
+    past = [sample_of(list(group), (place + 1) * SAMPLE_S) for place, group in groups]
+    return replace(view, samples=(*past, *view.samples)[-SAMPLES_KEPT:])
+
+
+def sample_of(steps: Sequence[StepRecord], mono: float) -> Sample:
+    """The steps up to `mono` as one sample."""
+    newest = steps[-1] if steps else None
     return Sample(
-        mono=snapshot.mono,
+        mono=mono,
         num_steps=len(steps),
         budget=sum(step.budget for step in steps),
         prefill=sum(step.num_prefill_tokens for step in steps),
         decode=sum(step.num_decode_tokens for step in steps),
         draft=sum(step.num_draft_tokens for step in steps),
-        step_s_mean=sum(step.duration_s for step in steps) / len(steps) if steps else 0.0,
         step_s_max=max((step.duration_s for step in steps), default=0.0),
-        num_running=snapshot.num_running,
-        num_waiting=snapshot.num_waiting,
-        blocks_used=snapshot.pool.in_use,
-        preemptions=snapshot.counters.preemptions,
-        lost_tokens=snapshot.counters.lost_tokens,
-        generated_tokens=snapshot.counters.generated_tokens,
+        num_running=newest.num_running if newest else 0,
+        num_waiting=newest.num_waiting if newest else 0,
+        preemptions=sum(step.num_preempted for step in steps),
+        lost_tokens=sum(step.num_lost_tokens for step in steps),
+        generated_tokens=sum(step.num_output_tokens for step in steps),
+        first_step=steps[0].step if steps else None,
     )
 
 
@@ -174,21 +207,19 @@ class Rates:
     generated: float
     preemptions: float
     lost: float
-    steps: float
 
 
 def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates | None:
     """How fast things happen, over `window_s` of the engine's time up to now; None while that can't be told."""
     end = view.engine_now(now)
     recent = [sample for sample in view.samples if sample.mono >= end - window_s]
-    if len(recent) < 2 or (span := max(end, recent[-1].mono) - recent[0].mono) <= 0:
+    if len(recent) < 2 or (span := max(end, recent[-1].mono) - recent[0].mono) <= 0.5:
         return None
-    first, last = recent[0], recent[-1]
+    after_first = recent[1:]
     return Rates(
-        generated=(last.generated_tokens - first.generated_tokens) / span,
-        preemptions=(last.preemptions - first.preemptions) / span,
-        lost=(last.lost_tokens - first.lost_tokens) / span,
-        steps=sum(sample.num_steps for sample in recent[1:]) / span,
+        generated=sum(sample.generated_tokens for sample in after_first) / span,
+        preemptions=sum(sample.preemptions for sample in after_first) / span,
+        lost=sum(sample.lost_tokens for sample in after_first) / span,
     )
 
 

@@ -23,7 +23,7 @@ DEFAULT = "dark"
 WITHOUT_COLOUR = "mono"
 
 
-class BadTheme(ValueError):  # noqa: N818  (a verdict on a file)
+class BadTheme(ValueError):
     """A theme file that can't be used; the message names the file and the fault."""
 
 

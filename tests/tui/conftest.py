@@ -1,15 +1,36 @@
 """What the screen's tests share: a real engine on a virtual clock, and a link that answers from it."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from schedtop.control.messages import (
-    AbortRequests, Ack, AnyCommand, ConfirmChange, EngineInfo, EventBatch, HoldRequests, KnobsAck, Latency, Pause,
-    PendingChange, Percentiles, ReleaseRequests, Reply, RequestFilter, Resume, SetKnobs, SetPriority, SnapshotUpdate,
-    Subscribe, UndoChange, Welcome,
+    AbortRequests,
+    Ack,
+    AnyCommand,
+    ConfirmChange,
+    DumpSteps,
+    EngineInfo,
+    EventBatch,
+    GetAudit,
+    HoldRequests,
+    KnobsAck,
+    Latency,
+    Pause,
+    PendingChange,
+    Percentiles,
+    ReleaseRequests,
+    Reply,
+    RequestFilter,
+    Resume,
+    SetKnobs,
+    SetPriority,
+    SnapshotUpdate,
+    Subscribe,
+    UndoChange,
+    Welcome,
 )  # fmt: skip
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
@@ -25,7 +46,17 @@ from schedtop.tui.app import Options, SchedtopApp
 from schedtop.tui.link import Post, Refusal
 from schedtop.tui.state import LinkDown, LinkUp, Received
 
-CAPABILITIES = ["SetKnobs", "SetPriority", "AbortRequests", "HoldRequests", "UndoChange", "ConfirmChange", "Pause"]
+CAPABILITIES = [
+    "SetKnobs",
+    "SetPriority",
+    "AbortRequests",
+    "HoldRequests",
+    "UndoChange",
+    "ConfirmChange",
+    "Pause",
+    "DumpSteps",
+    "GetAudit",
+]
 
 
 class EngineLink:
@@ -38,6 +69,7 @@ class EngineLink:
         self.viewport = Viewport()
         self.commands: list[AnyCommand] = []
         self.pending: PendingChange | None = None
+        self.audit: list[dict[str, Any]] = []
         self._name = name
         self._post: Post = lambda event: None
         self._records: list[StepRecord] = []
@@ -152,6 +184,10 @@ class EngineLink:
                 return self._touched(core.hold(self._ids(select)), "held")
             case ReleaseRequests(select=select):
                 return self._touched(core.release(self._ids(select)), "released")
+            case DumpSteps(count=count):
+                return Ack(id=1, applied_at_step=core.next_step, data={"steps": core.recent_steps(count)})
+            case GetAudit():
+                return Ack(id=1, applied_at_step=core.next_step, data={"rows": self.audit})
             case Pause(mode=mode):
                 found = core.pause(mode)
                 return Ack(id=1, applied_at_step=core.next_step, found=found.value, did=f"paused ({mode})")
@@ -236,10 +272,10 @@ def busy_link() -> EngineLink:
 
 
 @pytest.fixture
-def make_app() -> Iterator[Callable[..., SchedtopApp]]:
+def make_app() -> Callable[..., SchedtopApp]:
     """An app on links, with the first link's clock and no timers of its own."""
 
     def made(*links: EngineLink, **options: Any) -> SchedtopApp:
         return SchedtopApp(links, Options(clock=links[0].clock, tick_s=None, **options))
 
-    yield made
+    return made

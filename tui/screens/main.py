@@ -432,6 +432,10 @@ class MainScreen(Screen[None]):
         """Show all engines."""
         self.owner.show_fleet()
 
+    def action_audit(self) -> None:
+        """Show who changed what."""
+        self.owner.start(self.owner.show_audit())
+
     def action_screenshot(self) -> None:
         """Save the screen as SVG."""
         self.report(Action("screenshot", Outcome.DONE, self.owner.save_picture()))

@@ -1,7 +1,9 @@
 """Dialogs that show text or take one choice: help, yes or no, a list."""
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from textual import events
 
@@ -156,3 +158,39 @@ class ChoiceDialog(Dialog[str]):
         """A click chooses and answers."""
         self._select(line - (1 if self._is_searchable else 0))
         self._answer()
+
+
+class AuditDialog(Dialog[None]):
+    """Rows of the audit log, newest first, as the engine's server wrote them."""
+
+    heading = "audit"
+    wanted_width = 140
+
+    def __init__(self, styles: StyleOf, is_ascii: bool, rows: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(styles, is_ascii)
+        self._rows = rows
+
+    def body(self, width: int) -> list[Line]:
+        """When, step, who, what, outcome, values and reason."""
+        if not self._rows:
+            return [(("nothing was changed since the log began", "dim"),)]
+        head = f"{'when':<19} {'step':>8}  {'who':<18} {'action':<18} {'outcome':<11} what"
+        return [fit([(head, "header")], width, "header"), *(fit(_audit_row(row), width) for row in self._rows)]
+
+
+def _audit_row(row: Mapping[str, Any]) -> Line:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row.get("wall", 0.0))))
+    outcome = str(row.get("outcome", ""))
+    before, after = row.get("before"), row.get("after")
+    words = [str(row.get("detail") or "")]
+    if isinstance(before, dict) and isinstance(after, dict):
+        words.append(", ".join(f"{name} {before.get(name)} → {value}" for name, value in after.items()))
+    words.append(f"({row['reason']})" if row.get("reason") else "")
+    role = {"done": "good", "refused": "bad", "failed": "bad"}.get(outcome, "warn")
+    return (
+        (f"{when:<19} {row.get('step', ''):>8}  ", "dim"),
+        (cut(clean(str(row.get("actor", ""))), 18) + " ", "strong"),
+        (cut(clean(str(row.get("action", ""))), 18) + " ", "text"),
+        (cut(clean(outcome), 11) + " ", role),
+        (clean("  ".join(word for word in words if word)), "text"),
+    )

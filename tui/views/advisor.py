@@ -8,11 +8,12 @@ from schedtop.tui.views.frame import Body
 
 
 def advisor(scene: Scene, width: int, height: int) -> Body:
-    """The findings that fit; the first is the one that `a` stages."""
+    """The findings that fit; `a` stages the first that proposes a change."""
     findings = find(scene)
     if not findings:
         return Body([((_quiet(scene), "dim"),)])
-    lines = [line for i, finding in enumerate(findings) for line in _lines(finding, i == 0, width)]
+    staged_by_key = next((finding for finding in findings if finding.changes), None)
+    lines = [line for finding in findings for line in _lines(finding, finding is staged_by_key, width)]
     more = f"{len(findings)} findings" if len(findings) > 1 else "1 finding"
     return Body(lines, ((more, "warn"),))
 
@@ -30,8 +31,7 @@ def _lines(finding: Finding, is_first: bool, width: int) -> list[Line]:
     lines: list[Line] = [((evidence[0][:head], "warn"), (evidence[0][head:], "text"))]
     lines += [((rest, "text"),) for rest in evidence[1:]]
     changes = ", ".join(f"{name}={value_text(value)}" for name, value in finding.changes.items())
-    advice: list[Span] = [("→ ", "dim"), (finding.advice, "text")]
-    if changes:
-        advice += [(": " + changes, "staged")]
-        advice += [("  a", "key"), (" stages", "dim")] if is_first else []
+    advice: list[Span] = [("a ", "key")] if changes and is_first else []
+    advice += [("→ ", "dim"), (finding.advice, "text")]
+    advice += [(": " + changes, "staged")] if changes else []
     return [*lines, tuple(advice)]

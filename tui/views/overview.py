@@ -192,5 +192,7 @@ def action_line(scene: Scene, width: int) -> Line:
         Outcome.DONE: ("✓", "good"),
         Outcome.REFUSED: ("✗", "bad"),
     }[action.outcome]
-    answer: list[Span] = [(f"  {clean(action.answer)}", role)] if action.answer else []
-    return fit([(f"{glyph} ", role), (clean(action.what), "text"), *answer], width)
+    word = "refused: " if action.outcome is Outcome.REFUSED else ""
+    answer: list[Span] = [(f"{word}{clean(action.answer)}", role)] if action.answer else []
+    what: list[Span] = [(f"{clean(action.what)}  ", "text")] if action.what else []
+    return fit([(f"{glyph} ", role), *what, *answer], width)

@@ -140,7 +140,7 @@ def _header(scene: Scene, columns: list[Column], id_width: int, width: int) -> L
 
 def _row(scene: Scene, row: RequestRow, columns: list[Column], id_width: int, width: int) -> Line:
     now = scene.engine_now
-    spans: list[Span] = [("◆ " if row.request_id in scene.ui.tags else "  ", "tag")]
+    spans: list[Span] = [("◆ ", "tag") if row.request_id in scene.ui.tags else ("  ", "text")]
     for column in columns:
         size = id_width if column is COLUMNS[0] else column.width
         text, role = column.cell(row, now)

@@ -1,7 +1,9 @@
 """A widget that shows lines of spans and repaints only the cells that changed. It decides nothing."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -13,6 +15,8 @@ from textual.widget import Widget
 from schedtop.tui.cells import ASCII, Line, Span
 
 StyleOf = Callable[[str], Style]
+_GAP = 8
+"""Unchanged cells between two changed stretches that are cheaper to draw again than to jump over."""
 
 
 class Panel(Widget):
@@ -48,7 +52,7 @@ class Panel(Widget):
             Region(first, y, last - first, 1)
             for y, (before, after) in enumerate(zip(old, lines, strict=True))
             if before != after
-            for first, last in [changed_span(before, after)]
+            for first, last in changed_spans(before, after)
         ]
         if regions:
             self.num_cells_refreshed += sum(region.width for region in regions)
@@ -64,7 +68,7 @@ class Panel(Widget):
         if y >= len(self._shown):
             return Strip([Segment(" " * width, self._styles_of("text"))], width)
         segments = [Segment(self._drawn(text), self._styles_of(role)) for text, role in self._shown[y]]
-        return Strip(segments).adjust_cell_length(width, self._styles_of("text"))
+        return Strip(segments).adjust_cell_length(width, self._styles_of("text")).simplify()
 
     def _drawn(self, text: str) -> str:
         return text.translate(ASCII) if self._is_ascii else text
@@ -82,21 +86,28 @@ class Panel(Widget):
         self.post_message(self.Clicked(self, event.x, event.y, wheel=-1))
 
 
-def changed_span(before: Sequence[Span], after: Sequence[Span]) -> tuple[int, int]:
-    """First and past-last cell in which two lines may differ: the common head and tail of spans left out.
+def changed_spans(before: Sequence[Span], after: Sequence[Span]) -> list[tuple[int, int]]:
+    """First and past-last cells of the stretches in which two lines of equal width differ.
 
-    >>> changed_span([("ab", "x"), ("c", "y"), ("d", "x")], [("ab", "x"), ("e", "y"), ("d", "x")])
-    (2, 3)
+    >>> changed_spans([("ab", "x"), ("c", "y"), ("d", "x")], [("ab", "x"), ("e", "y"), ("d", "x")])
+    [(2, 3)]
+    >>> changed_spans([("abc", "x")], [("a", "x"), ("bc", "x")])
+    [(0, 3)]
     """
-    from rich.cells import cell_len
+    old_edges, new_edges = _edges(before), _edges(after)
+    if old_edges != new_edges:
+        return [(0, new_edges[-1])] if after else []
+    stretches: list[tuple[int, int]] = []
+    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old == new:
+            continue
+        first = new_edges[place - 1] if place else 0
+        if stretches and first - stretches[-1][1] <= _GAP:
+            first = stretches.pop()[0]
+        stretches.append((first, new_edges[place]))
+    return stretches
 
-    head = tail = 0
-    shortest = min(len(before), len(after))
-    while head < shortest and before[head] == after[head]:
-        head += 1
-    while tail < shortest - head and before[-1 - tail] == after[-1 - tail]:
-        tail += 1
-    first = sum(cell_len(text) for text, _ in after[:head])
-    middle = sum(cell_len(text) for text, _ in after[head : len(after) - tail])
-    was = sum(cell_len(text) for text, _ in before[head : len(before) - tail])
-    return (first, first + middle) if middle == was else (first, first + 10_000)
+
+def _edges(line: Sequence[Span]) -> list[int]:
+    """Where each span ends, in cells."""
+    return list(accumulate(len(text) if text.isascii() else cell_len(text) for text, _ in line))

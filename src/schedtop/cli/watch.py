@@ -20,6 +20,8 @@ def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme
     """Show the engine at `connect`, or the running ones. Raises `SchedtopError` when there is none or none answers."""
     if once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb":
         print_once(resolve(connect), as_json)
+    elif not sys.stderr.isatty():
+        raise ConfigError("the screen is drawn on standard error, which is redirected: leave out `2>`, or give --once")
     else:
         run_screen(targets(connect), read_only, theme)
 
