@@ -93,6 +93,8 @@ class AbortRequests(_FromClient):
 
     select: RequestFilter
     reason: str = ""
+    as_stop: bool = False
+    """The front end found a stop string: the end counts as stop, not as abort."""
 
 
 class SetPriority(_FromClient):

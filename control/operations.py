@@ -28,7 +28,7 @@ from schedtop.control.messages import (
 from schedtop.engine.core import NUM_STEPS_KEPT, EngineCore
 from schedtop.engine.errors import Conflict, SchedtopError
 from schedtop.engine.outputs import Touched
-from schedtop.engine.snapshot import PauseState, RequestRow, RequestStatus, Viewport, WaitReason
+from schedtop.engine.snapshot import FinishReason, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
 
 PRIORITY_LOW, PRIORITY_HIGH = -(1 << 31), (1 << 31) - 1
 MAX_VIEWPORT_ROWS = 1000
@@ -54,7 +54,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     after: Any = None
 
 
-class BadCommand(SchedtopError):  # noqa: N818
+class BadCommand(SchedtopError):
     """A command whose values make no sense, whatever the engine's state."""
 
     code = "bad_command"
@@ -67,7 +67,8 @@ def operation_for(command: AnyCommand) -> Operation | None:
     """The operation of a command that the engine carries out in one boundary; None for those of the server."""
     match command:
         case AbortRequests():
-            return lambda core: _on_requests(core, command.select, "aborted", core.abort, command.reason)
+            end = FinishReason.STOP if command.as_stop else FinishReason.ABORT
+            return lambda core: _on_requests(core, command.select, "aborted", core.abort, command.reason, end)
         case SetPriority():
             check_priority(command.priority)
             verb = f"given priority {command.priority}"

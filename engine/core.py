@@ -247,12 +247,12 @@ class EngineCore:
         pool = [live[request_id] for request_id in ids if request_id in live] if ids else list(live.values())
         return [request.request_id for request in pool if all(holds(request) for holds in conditions)]
 
-    def abort(self, ids: Sequence[str], detail: str = "") -> Touched:
-        """End requests with reason abort; their ends come out of `take_outputs`."""
-        return self._touch(ids, lambda request: self._abort(request, detail))
+    def abort(self, ids: Sequence[str], detail: str = "", reason: FinishReason = FinishReason.ABORT) -> Touched:
+        """End requests; their ends come out of `take_outputs`. `reason` stop: the front end found a stop string."""
+        return self._touch(ids, lambda request: self._abort(request, detail, reason))
 
-    def _abort(self, request: Request, detail: str) -> bool:
-        self.scheduler.finish(request, FinishReason.ABORT, detail)
+    def _abort(self, request: Request, detail: str, reason: FinishReason) -> bool:
+        self.scheduler.finish(request, reason, detail)
         self._grammars.forget(request.request_id)
         return True
 

@@ -17,12 +17,18 @@ from schedtop.control.http.guard import Guard, faults_become_answers
 from schedtop.control.http.link import EngineLink
 from schedtop.control.http.metrics import Metrics
 from schedtop.control.http.openai import OpenAiRoutes
+from schedtop.control.http.routes import PREFIX
 from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
+from schedtop.control.http.websocket import WebSocketRelay
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 16 << 20
 """Largest body: a prompt of about four million tokens' text."""
+
+
+CLOSE_LIMIT_S = 2.0
+"""How long handlers may take to say goodbye once their requests were cut."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +67,8 @@ class Gateway:
         self.link = EngineLink(config.target)
         self.service = Service(self.link, load_tokenizer, config.stall_limit_s)
         self.metrics = Metrics(self.service)
+        self.control = ControlRoutes(self.service)
+        self.relay = WebSocketRelay(config.target, self.metrics.samples.count_websockets)
         self._runner: web.AppRunner | None = None
         self._port = config.port
 
@@ -80,7 +88,8 @@ class Gateway:
             Route("GET", "/v1/models", Scope.INFER, openai.models),
             Route("POST", "/v1/completions", Scope.INFER, openai.completions),
             Route("POST", "/v1/chat/completions", Scope.INFER, openai.chat_completions),
-            *(Route(*route) for route in ControlRoutes(self.service).routes()),
+            *(Route(*route) for route in self.control.routes()),
+            Route("GET", f"{PREFIX}/ws", Scope.READ, self.relay.handle),
         ]
 
     def app(self) -> web.Application:
@@ -111,7 +120,9 @@ class Gateway:
         """Listen and connect to the engine."""
         self.link.start()
         # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
-        self._runner = web.AppRunner(self.app(), handler_cancellation=True, access_log=None)
+        self._runner = web.AppRunner(
+            self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S
+        )
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port)
         await site.start()
@@ -119,13 +130,19 @@ class Gateway:
         logger.info("listening on %s", self.url)
 
     async def shutdown(self) -> None:
-        """Not ready first, then let live requests end, then close everything. A second call skips the wait."""
-        was_leaving, self.service.is_leaving = self.service.is_leaving, True
-        if not was_leaving and not await self.service.drained(self.config.drain_limit_s):
+        """Not ready first, then let live requests end, then tell those that are left, then close everything."""
+        self.service.is_leaving = True
+        if not await self.service.drained(self.config.drain_limit_s):
             logger.warning("requests are still running after %g s: they are cut", self.config.drain_limit_s)
+        self.control.events.end()
+        await self.relay.close()
         await self.link.close()
         if self._runner is not None:
             await self._runner.cleanup()
+
+    def cut(self) -> None:
+        """Don't wait any longer for live requests; a second signal calls this."""
+        self.service.stop_waiting()
 
 
 @contextlib.asynccontextmanager

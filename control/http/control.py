@@ -1,18 +1,26 @@
-"""`/control/v1/*`: everything the control socket can do, one route per command, made from the message types."""
+"""`/control/v1/*`: everything the control socket can do. Commands come from the table in `routes.py`."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from schedtop.control.http import sse
 from schedtop.control.http.auth import Caller, Scope
+from schedtop.control.http.events import EventHub
+from schedtop.control.http.failures import ApiError, from_bad_json
 from schedtop.control.http.keys import CALLER
+from schedtop.control.http.link import COMMAND_TIMEOUT_S
+from schedtop.control.http.routes import COMMAND_ROUTES, PREFIX, CommandRoute
 from schedtop.control.http.service import Service
-from schedtop.control.messages import AnyCommand, KnobsAck, SetKnobs
+from schedtop.control.messages import AnyCommand, GetSnapshot, RequestFilter, SnapshotReply
+from schedtop.engine.snapshot import Viewport
 
 RouteSpec = tuple[str, str, Scope, Handler]
-PREFIX = "/control/v1"
+MAX_EVENT_STREAMS = 64
+"""Clients that may follow the event stream at once."""
 _encoder = msgspec.json.Encoder()
 
 
@@ -25,29 +33,90 @@ class ControlRoutes:
     """Handlers of the control routes."""
 
     def __init__(self, service: Service) -> None:
+        self.events = EventHub(service.link)
         self._service = service
 
     def routes(self) -> Iterator[RouteSpec]:
-        """Every control path."""
+        """Every control path but the WebSocket's."""
         yield "GET", f"{PREFIX}/knobs", Scope.READ, self.knobs
-        yield "PATCH", f"{PREFIX}/knobs", Scope.CONTROL, self.set_knobs
+        yield "GET", f"{PREFIX}/requests", Scope.READ, self.requests
+        yield "GET", f"{PREFIX}/events", Scope.READ, self.follow_events
+        for route in COMMAND_ROUTES:
+            yield route.method, route.path, route.scope, self._handler(route)
 
     async def knobs(self, request: web.Request) -> web.Response:
         """The knob table with the values of this moment."""
-        await self._service.link.refresh(1.0)
-        latest = self._service.link.latest
+        snapshot = (await self._snapshot(Viewport(running_rows=0, waiting_rows=0))).snapshot
+        table = self._service.link.welcome.knobs
+        return json_response({"generation": snapshot.generation, "values": snapshot.knobs, "table": table})
+
+    async def requests(self, request: web.Request) -> web.Response:
+        """Live requests; the query is a viewport."""
+        snapshot = (await self._snapshot(_from_query(request, Viewport))).snapshot
         return json_response({
-            "generation": latest.snapshot.generation if latest else None,
-            "values": latest.snapshot.knobs if latest else None,
-            "table": self._service.link.welcome.knobs,
+            "step": snapshot.step,
+            "num_running": snapshot.num_running,
+            "num_waiting": snapshot.num_waiting,
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
+            "detail": snapshot.detail,
         })  # fmt: skip
 
-    async def set_knobs(self, request: web.Request) -> web.Response:
-        """Change knobs: the fields of `SetKnobs`."""
-        reply = await self._send(request, msgspec.json.decode(await request.read(), type=SetKnobs))
-        assert isinstance(reply, KnobsAck)
-        return json_response(reply)
+    async def _snapshot(self, viewport: Viewport) -> Any:
+        reply = await self._service.link.request(GetSnapshot(viewport=viewport), COMMAND_TIMEOUT_S)
+        assert isinstance(reply, SnapshotReply)
+        return reply.update
 
-    async def _send(self, request: web.Request, command: AnyCommand) -> object:
-        caller: Caller = request[CALLER]
-        return await self._service.link.request(command, on_behalf_of=caller.name)
+    def _handler(self, route: CommandRoute) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            command = await self._command(route, request)
+            caller: Caller = request[CALLER]
+            timeout_s = None if route.waits else COMMAND_TIMEOUT_S
+            reply = await self._service.link.request(command, timeout_s, on_behalf_of=caller.name)
+            return json_response(reply.update if isinstance(reply, SnapshotReply) else reply)
+
+        return handle
+
+    async def _command(self, route: CommandRoute, request: web.Request) -> AnyCommand:
+        if route.method == "GET":
+            if route.fields is Viewport:
+                return GetSnapshot(viewport=_from_query(request, Viewport))
+            command: AnyCommand = _from_query(request, route.command)
+            return command
+        body = await request.read()
+        command = msgspec.json.decode(body or b"{}", type=route.command)
+        select = getattr(command, "select", None)
+        if isinstance(select, RequestFilter) and select.ids:
+            ids = self._service.link.with_children(select.ids)
+            return msgspec.structs.replace(command, select=msgspec.structs.replace(select, ids=ids))
+        return command
+
+    async def follow_events(self, request: web.Request) -> web.StreamResponse:
+        """The engine's events as they happen; `Last-Event-ID` resumes, as far as the gateway remembers."""
+        if self.events.num_followers >= MAX_EVENT_STREAMS:
+            raise ApiError(
+                429, f"{MAX_EVENT_STREAMS} clients follow the events already", code="too_many", retry_after_s=10
+            )
+        last_seen = request.headers.get("Last-Event-ID", "")
+        follower = self.events.follow(int(last_seen) if last_seen.isdecimal() and len(last_seen) < 19 else None)
+        try:
+            stream = await sse.EventStream.open(request)
+            await stream.send(b": events follow\n\n")
+            while (news := await follower.take()) is not None:
+                await stream.send(news)
+            return await stream.end()
+        finally:
+            self.events.unfollow(follower)
+
+
+def _from_query(request: web.Request, kind: type) -> Any:
+    """Query parameters as the fields of a message; each may be given once."""
+    fields: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in fields:
+            raise ApiError(400, f"{name} is given twice", code="bad_request", param=name)
+        fields[name] = value
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise from_bad_json(error) from None

@@ -11,6 +11,7 @@ STATUS_OF_CODE = {
     "refused": 400,
     "knob_refused": 400,
     "bad_frame": 400,
+    "bad_command": 400,
     "not_allowed": 403,
     "unknown_request": 404,
     "conflict": 409,
@@ -75,7 +76,7 @@ def from_refusal(refused: CommandRefused, retry_after_s: int = DEFAULT_RETRY_AFT
 
 def from_disconnect(gone: Disconnected) -> ApiError:
     """The engine went away."""
-    return ApiError(503, f"the engine isn't there: {gone}", code="engine_away", retry_after_s=DEFAULT_RETRY_AFTER_S)
+    return ApiError(503, str(gone), code="engine_away", retry_after_s=DEFAULT_RETRY_AFTER_S)
 
 
 def from_bad_json(error: msgspec.DecodeError) -> ApiError:

@@ -207,7 +207,7 @@ class Generation:
         self._link.close_stream([answer.request_id])
         if answer.is_in_engine:  # a stop string: the engine doesn't know yet
             answer.is_in_engine = False
-            self._link.abort_soon([answer.request_id], "stop string found")
+            self._link.abort_soon([answer.request_id], "stop string found", as_stop=True)
         self._on_answered(answer, self.plan)
 
     def close(self) -> None:

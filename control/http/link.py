@@ -45,7 +45,7 @@ MAX_PENDING_VALUES = 65_536
 Reply = Ack | KnobsAck | SnapshotReply
 
 
-class SlowReader(Exception):  # noqa: N818
+class SlowReader(Exception):
     """A client that doesn't take its tokens; its answer is cut to keep memory bounded."""
 
 
@@ -247,19 +247,31 @@ class EngineLink:
         """Whether a request of that id is being served by this gateway."""
         return request_id in self._streams
 
+    def with_children(self, ids: Iterable[str]) -> list[str]:
+        """Ids, and where one is the parent of several sequences of ours (`n` > 1), theirs in its place."""
+        children: dict[str, list[str]] = {}
+        for request_id in self._streams:
+            children.setdefault(request_id.rpartition("-")[0], []).append(request_id)
+        return [
+            found
+            for request_id in ids
+            for found in ([request_id] if request_id in self._streams else children.get(request_id, [request_id]))
+        ]
+
     def close_stream(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended."""
         for request_id in request_ids:
             self._streams.pop(request_id, None)
 
-    def abort_soon(self, request_ids: list[str], reason: str) -> None:
-        """Have requests aborted without waiting for it: works from a handler that is being cancelled."""
+    def abort_soon(self, request_ids: list[str], reason: str, as_stop: bool = False) -> None:
+        """Have requests ended without waiting for it: works from a handler that is being cancelled."""
         if not request_ids:
             return
-        task = asyncio.create_task(self._abort(request_ids, reason))
+        task = asyncio.create_task(self._abort(request_ids, reason, as_stop))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _abort(self, request_ids: list[str], reason: str) -> None:
+    async def _abort(self, request_ids: list[str], reason: str, as_stop: bool) -> None:
         with contextlib.suppress(Disconnected, CommandRefused, NoReply):
-            await self.request(AbortRequests(select=RequestFilter(ids=request_ids), reason=reason))
+            select = RequestFilter(ids=request_ids)
+            await self.request(AbortRequests(select=select, reason=reason, as_stop=as_stop))

@@ -134,6 +134,10 @@ class Samples:
             if f" {reason} " in message:
                 self.rejections[reason] += 1
 
+    def count_websockets(self, count: int) -> None:
+        """Open relays."""
+        self.num_websockets = count
+
     def take_answer(self, answer: Answer, plan: Plan) -> None:
         """A finished answer: its sizes, and the times we saw."""
         observe = {

@@ -14,6 +14,7 @@ from schedtop.control.http.health import StallWatch
 from schedtop.control.http.link import EngineLink
 from schedtop.control.http.text import Tokenizer
 from schedtop.control.messages import EngineInfo, SnapshotUpdate
+from schedtop.engine.errors import ConfigError
 from schedtop.engine.snapshot import PauseState
 
 LoadTokenizer = Callable[[EngineInfo], Tokenizer]
@@ -61,7 +62,7 @@ class Service:
             if self._tokenizer is None or self._tokenizer_of != info.model_path:
                 try:
                     self._tokenizer = await asyncio.to_thread(self._load_tokenizer, info)
-                except (OSError, ValueError, ImportError) as error:
+                except (OSError, ValueError, ImportError, ConfigError) as error:
                     raise ApiError(
                         503, f"the tokenizer of {info.model!r} doesn't load: {error}", code="no_tokenizer"
                     ) from error
@@ -103,6 +104,10 @@ class Service:
             return False
         return True
 
+    def stop_waiting(self) -> None:
+        """Let `drained` end now."""
+        self._all_ended.set()
+
     def retry_after_s(self) -> int:
         """How long to wait before another attempt: what the requests admitted last spent in the queue."""
         record = self.link.latest.snapshot.last_step if self.link.latest else None
@@ -132,6 +137,8 @@ class Service:
         latest = self.link.latest
         if latest is None:
             return "the engine has told nothing yet"
+        if latest.shutting_down:
+            return "the engine is shutting down"
         if latest.snapshot.pause is not PauseState.RUNNING:
             return f"paused ({latest.snapshot.pause.value})"
         return None

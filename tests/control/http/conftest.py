@@ -1,7 +1,8 @@
-"""A gateway on a free port, before an engine with a fake runner."""
+"""A gateway on a free port, before a real engine and control server with a runner that needs no model."""
 
-import asyncio
 import contextlib
+import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,47 +10,31 @@ from typing import Any
 import aiohttp
 import pytest
 
-from schedtop.control.framing import MAX_REQUEST_BYTES, FrameReader, decode_from_client, encode_frame
+from schedtop.control.audit import AuditLog
+from schedtop.control.client import Client
 from schedtop.control.http.app import Gateway, GatewayConfig, running
 from schedtop.control.http.auth import Scope, TokenSpec
 from schedtop.control.http.byte_tokenizer import ByteTokenizer
-from schedtop.control.messages import (
-    AbortRequests,
-    Ack,
-    AddRequest,
-    EngineInfo,
-    Envelope,
-    ErrorReply,
-    FromServer,
-    GetSnapshot,
-    Hello,
-    KnobsAck,
-    Pause,
-    Resume,
-    SetKnobs,
-    SnapshotReply,
-    SnapshotUpdate,
-    Subscribe,
-    TokenBatch,
-    TokenOutput,
-    Welcome,
-)
+from schedtop.control.messages import EngineInfo
+from schedtop.control.server import ControlServer
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
-from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import initial_knobs
-from schedtop.engine.loop import Call, EngineLoop
-from schedtop.engine.outputs import EngineCoreOutputs
+from schedtop.engine.loop import EngineLoop
 from schedtop.engine.runner.fake import FakeRunner, NextToken
-from schedtop.engine.snapshot import Viewport
+from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
+from schedtop.engine.snapshot import Snapshot
 
-OPERATOR = "operator-token-0123456789"
-READER = "reader-token-0123456789"
-URGENT = "urgent-token-0123456789"
-TOKENS = (
-    TokenSpec(name="operator", token=OPERATOR, scopes=[Scope.INFER, Scope.READ, Scope.CONTROL]),
-    TokenSpec(name="reader", token=READER, scopes=[Scope.READ]),
-    TokenSpec(name="batch", token=URGENT, scopes=[Scope.INFER], priority_min=0, priority_max=10),
+SCOPES = {
+    "operator": [Scope.INFER, Scope.READ, Scope.CONTROL],
+    "reader": [Scope.READ],
+    "batch": [Scope.INFER],
+}
+TOKENS = {name: f"{name}-token-0123456789" for name in SCOPES}
+PRIORITIES = {"batch": {"priority_min": 0, "priority_max": 9}}
+SPECS = tuple(
+    TokenSpec(name=name, token=TOKENS[name], scopes=scopes, **PRIORITIES.get(name, {}))
+    for name, scopes in SCOPES.items()
 )
 
 
@@ -58,168 +43,92 @@ def letters(token_ids: list[int]) -> int:
     return ord("a") + len(token_ids) % 26
 
 
-class MiniServer:
-    """Serves one engine; one client at a time gets its tokens."""
+def says(text: str, num_prompt: int) -> NextToken:
+    """A model that answers a prompt of so many tokens with `text`, then zero bytes, one byte per token."""
+    answer = text.encode()
 
-    def __init__(self, core: EngineCore, path: Path) -> None:
+    def next_token(token_ids: list[int]) -> int:
+        place = len(token_ids) - num_prompt
+        return answer[place] if place < len(answer) else 0
+
+    return next_token
+
+
+class GatedRunner(FakeRunner):
+    """Steps wait for `allow`, so that a test decides when the engine moves."""
+
+    def __init__(self, block_size: int = 16, next_token: NextToken = letters) -> None:
+        super().__init__(block_size, next_token)
+        self._gate = threading.Semaphore(0)
+        self._is_open = False
+
+    def allow(self, num_steps: int) -> None:
+        self._gate.release(num_steps)
+
+    def open(self) -> None:
+        self._is_open = True
+        self._gate.release(1000)
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        if not self._is_open:
+            self._gate.acquire()
+        return super().execute_model(scheduler_output)
+
+
+class Served:
+    """Engine loop and control server on a socket."""
+
+    def __init__(self, folder: Path, core: EngineCore, runner: FakeRunner, boot_id: str = "boot-1") -> None:
         self.core = core
-        self.path = path
+        self.runner = runner
+        self.path = folder / "engine.sock"
         self.loop = EngineLoop(core)
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._owner: dict[str, asyncio.StreamWriter] = {}
-        self._steps: list[Any] = []
-        self._subscribed: set[asyncio.StreamWriter] = set()
+        self.audit = AuditLog(folder / "audit.sqlite")
+        config = core.config
+        info = EngineInfo(
+            name=config.name, model=config.model, boot_id=boot_id, pid=1, version="0", block_size=config.block_size,
+            num_usable_blocks=config.num_usable_blocks, max_model_len=config.max_model_len, started_wall=1e9,
+            max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs,
+        )  # fmt: skip
+        self.server = ControlServer(self.loop, info, core.knob_table, self.audit)
 
-    async def start(self) -> None:
+    def start(self) -> None:
         self.loop.start()
-        self._server = await asyncio.start_unix_server(self._serve, self.path)
-        self._poller = asyncio.create_task(self._poll())
+        self.server.start(self.path)
 
-    async def stop(self) -> None:
-        self._poller.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._poller
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-            await writer.wait_closed()
+    def stop(self) -> None:
+        if isinstance(self.runner, GatedRunner):
+            self.runner.open()
+        self.server.stop()
         self.loop.stop()
         self.core.shutdown()
-
-    async def _poll(self) -> None:
-        tick = 0
-        while True:
-            await asyncio.sleep(0.001)
-            while self.loop.outbox:
-                item = self.loop.outbox.popleft()
-                if isinstance(item, EngineCoreOutputs):
-                    self._hand_out(item)
-                else:
-                    item.tag(item)
-            tick += 1
-            if tick % 50 == 0:
-                for writer in self._subscribed:
-                    self._call(lambda core: core.snapshot(Viewport()), lambda call, w=writer: self._publish(w, call))
-
-    def _publish(self, writer: asyncio.StreamWriter, call: Call) -> None:
-        steps, self._steps = self._steps, []
-        self._send(writer, SnapshotUpdate(snapshot=call.result, steps=steps))
-
-    def _hand_out(self, item: EngineCoreOutputs) -> None:
-        if item.record is not None:
-            self._steps.append(item.record)
-        for output in item.outputs:
-            if (writer := self._owner.get(output.request_id)) is not None:
-                token_output = TokenOutput(
-                    output.request_id, output.new_token_ids, output.finish_reason, output.detail, output.logprobs,
-                    output.num_cached_tokens,
-                )  # fmt: skip
-                self._send(writer, TokenBatch(step=item.step, outputs=[token_output]))
-
-    def _call(self, operation: Any, done: Any) -> None:
-        self.loop.submit(operation, done)
-
-    def _send(self, writer: asyncio.StreamWriter, message: FromServer) -> None:
-        if not writer.is_closing():
-            writer.write(encode_frame(message))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        try:
-            await self._read(reader, writer)
-        finally:
-            writer.close()
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        frames = FrameReader(MAX_REQUEST_BYTES)
-        while data := await reader.read(1 << 16):
-            frames.feed(data)
-            for body in frames.frames():
-                self._take(decode_from_client(body), writer)
-        self._writers.discard(writer)
-        self._subscribed.discard(writer)
-        ids = [request_id for request_id, owner in self._owner.items() if owner is writer]
-        self._call(lambda core: core.abort(ids), lambda call: None)
-
-    def _take(self, message: Hello | Envelope, writer: asyncio.StreamWriter) -> None:
-        if isinstance(message, Hello):
-            config = self.core.config
-            info = EngineInfo(
-                name=config.name, model=config.model, boot_id="b", pid=1, version="0", block_size=config.block_size,
-                num_usable_blocks=config.num_usable_blocks, max_model_len=config.max_model_len, started_wall=1e9,
-            )  # fmt: skip
-            self._send(writer, Welcome(protocol=1, info=info, knobs=list(self.core.knob_table), capabilities=[]))
-            return
-        number, command = message.id, message.command
-        match command:
-            case AddRequest() as c:
-                self._owner[c.request_id] = writer
-
-                def operation(core: EngineCore) -> Any:
-                    return core.add_request(c.request_id, c.prompt_token_ids, c.sampling, c.priority)
-            case AbortRequests() as c:
-
-                def operation(core: EngineCore) -> Any:
-                    return core.abort(c.select.ids)
-            case SetKnobs() as c:
-
-                def operation(core: EngineCore) -> Any:
-                    return core.set_knobs(c.changes, c.expect_generation, c.dry_run)
-            case GetSnapshot() as c:
-
-                def operation(core: EngineCore) -> Any:
-                    return core.snapshot(c.viewport)
-            case Pause() as c:
-
-                def operation(core: EngineCore) -> Any:
-                    return core.pause(c.mode)
-            case Resume():
-
-                def operation(core: EngineCore) -> Any:
-                    return core.resume()
-            case Subscribe():
-                self._subscribed.add(writer)
-
-                def operation(core: EngineCore) -> Any:
-                    return None
-            case _:
-                raise AssertionError(command)
-
-        def done(call: Call) -> None:
-            self._send(writer, self._reply(number, call))
-
-        self._call(operation, done)
-
-    def _reply(self, number: int, call: Call) -> FromServer:
-        if isinstance(call.error, SchedtopError):
-            return ErrorReply(id=number, code=call.error.code, message=str(call.error))
-        assert call.step is not None
-        match call.result:
-            case result if type(result).__name__ == "Snapshot":
-                return SnapshotReply(id=number, update=SnapshotUpdate(snapshot=result))
-            case result if type(result).__name__ == "KnobChange":
-                return KnobsAck(id=number, applied_at_step=call.step, change_id=1, generation=result.generation,
-                                before=result.before, after=result.after)  # fmt: skip
-            case _:
-                return Ack(id=number, applied_at_step=call.step)
+        self.audit.close()
 
 
 class World:
-    """An engine, its gateway and a client session."""
+    """An engine, its gateway, a client session and a connection to the control socket."""
 
-    def __init__(self, server: MiniServer, gateway: Gateway, session: aiohttp.ClientSession) -> None:
-        self.server = server
-        self.core = server.core
+    def __init__(self, served: Served, gateway: Gateway, session: aiohttp.ClientSession, client: Client) -> None:
+        self.served = served
+        self.core = served.core
+        self.runner = served.runner
         self.gateway = gateway
         self.session = session
+        self.client = client
 
-    def post(self, path: str, body: Any = None, **options: Any) -> Any:
+    def post(self, path: str, body: Any = None, token: str | None = None, **options: Any) -> Any:
         """POST JSON."""
-        return self.session.post(path, json=body, **options)
+        return self.session.post(path, json=body, headers=bearer(token), **options)
 
-    async def complete(self, prompt: Any = "hello", **fields: Any) -> tuple[int, Any]:
+    async def send(self, method: str, path: str, body: Any = None, token: str | None = "operator") -> tuple[int, Any]:
+        """Any request with a token: (status, JSON)."""
+        options = {} if body is None else {"json": body}
+        async with self.session.request(method, path, headers=bearer(token), **options) as response:
+            return response.status, await response.json()
+
+    async def complete(self, prompt: Any = "hello", token: str | None = None, **fields: Any) -> tuple[int, Any]:
         """One completion: (status, JSON)."""
-        async with self.post("/v1/completions", {"prompt": prompt, **fields}) as response:
+        async with self.post("/v1/completions", {"prompt": prompt, **fields}, token) as response:
             return response.status, await response.json()
 
     async def chat(self, **fields: Any) -> tuple[int, Any]:
@@ -228,33 +137,65 @@ class World:
         async with self.post("/v1/chat/completions", body) as response:
             return response.status, await response.json()
 
+    async def snapshot(self) -> Snapshot:
+        """The engine at this moment, straight from its socket."""
+        from schedtop.control.messages import GetSnapshot
+
+        reply: Any = await self.client.request(GetSnapshot())
+        snapshot: Snapshot = reply.update.snapshot
+        return snapshot
+
+    async def until(self, holds: Callable[[Snapshot], bool]) -> Snapshot:
+        """Ask until the engine is as expected; the test's time limit ends a wait for nothing."""
+        while not holds(snapshot := await self.snapshot()):
+            pass
+        return snapshot
+
+    async def metrics(self) -> dict[str, float]:
+        """The page as `name{labels}` -> value."""
+        async with self.session.get("/metrics") as response:
+            page = await response.text()
+        lines = (line for line in page.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"Authorization": f"Bearer {TOKENS.get(token, token)}"}
+
 
 StartWorld = Callable[..., Any]
 
 
 @pytest.fixture
-async def start_world(tmp_path: Path) -> AsyncIterator[StartWorld]:
-    """Starts engine and gateway; keywords: `next_token`, `knobs`, `gateway` (dict), and fields of EngineConfig."""
+def folder() -> Iterator[Path]:
+    """A private folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="st-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+async def start_world(folder: Path) -> AsyncIterator[StartWorld]:
+    """Starts engine and gateway; keywords: `next_token`, `is_gated`, `knobs`, `gateway`, and fields of EngineConfig."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
             next_token: NextToken = letters, knobs: dict[str, Any] | None = None, gateway: dict[str, Any] | None = None,
-            load_tokenizer: Any = lambda info: ByteTokenizer(), runner: Any = None, eos: Any = (), **config: Any,
+            load_tokenizer: Any = lambda info: ByteTokenizer(), is_gated: bool = False, eos: Any = (),
+            runner: Any = None, **config: Any,
         ) -> World:  # fmt: skip
             settings = EngineConfig(**{"max_model_len": 256, **config})
-            core = EngineCore(
-                settings, runner or FakeRunner(settings.block_size, next_token),
-                initial_knobs(settings, **(knobs or {})), eos_token_ids=eos,
-            )  # fmt: skip
-            server = MiniServer(core, tmp_path / "engine.sock")
-            await server.start()
-            stack.push_async_callback(server.stop)
-            options = {"tokens": TOKENS, "is_open": True, "port": 0, **(gateway or {})}
-            gate = Gateway(GatewayConfig(target=str(server.path), **options), load_tokenizer)
+            runner = runner or (GatedRunner if is_gated else FakeRunner)(settings.block_size, next_token)
+            core = EngineCore(settings, runner, initial_knobs(settings, **(knobs or {})), eos_token_ids=eos)
+            served = Served(folder, core, runner)
+            served.start()
+            stack.callback(served.stop)
+            options = {"tokens": SPECS, "is_open": True, "port": 0, **(gateway or {})}
+            gate = Gateway(GatewayConfig(target=str(served.path), **options), load_tokenizer)
             await stack.enter_async_context(running(gate))
             await gate.link.was_seen.wait()
             session = await stack.enter_async_context(aiohttp.ClientSession(gate.url))
-            return World(server, gate, session)
+            client = await stack.enter_async_context(await Client.connect(str(served.path), name="test"))
+            return World(served, gate, session, client)
 
         yield start
 
@@ -264,11 +205,3 @@ async def world(start_world: StartWorld) -> World:
     """The usual one."""
     started: World = await start_world()
     return started
-
-
-def sse_data(text: str) -> Iterator[str]:
-    """The `data:` of each event in a response body."""
-    for block in text.split("\n\n"):
-        for line in block.splitlines():
-            if line.startswith("data: "):
-                yield line.removeprefix("data: ")
