@@ -70,7 +70,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     after: Any = None
 
 
-class AuditFailed(SchedtopError):  # noqa: N818
+class AuditFailed(SchedtopError):
     """A row couldn't be written: what it tells has happened nevertheless."""
 
     code = "audit_failed"

@@ -17,7 +17,7 @@ NUM_CHANGES_KEPT = 1000
 MAX_CONFIRM_S = 24 * 3600.0
 
 
-class UnknownChange(SchedtopError):  # noqa: N818
+class UnknownChange(SchedtopError):
     """A change number that isn't in the book, or can't be confirmed or undone any more."""
 
     code = "unknown_change"

@@ -6,7 +6,7 @@ Each message names what was wrong, the limit and the way out. `code` is what goe
 from schedtop.engine.errors import SchedtopError
 
 
-class BadFrame(SchedtopError):  # noqa: N818  (the peer's fault, not ours)
+class BadFrame(SchedtopError):
     """Bytes that aren't a message of this protocol. `reply_id`: the envelope's number, where it could be read."""
 
     code = "bad_frame"
@@ -22,19 +22,19 @@ class FrameTooLong(BadFrame):
     code = "frame_too_long"
 
 
-class NotAllowed(SchedtopError):  # noqa: N818
+class NotAllowed(SchedtopError):
     """A command this connection gave up the right to, or a peer that may not connect."""
 
     code = "not_allowed"
 
 
-class ShuttingDown(SchedtopError):  # noqa: N818
+class ShuttingDown(SchedtopError):
     """The engine is ending and takes no new work."""
 
     code = "shutting_down"
 
 
-class CommandRefused(SchedtopError):  # noqa: N818
+class CommandRefused(SchedtopError):
     """Raised in the client: the server answered with an `ErrorReply`. The engine is as it was."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -43,7 +43,7 @@ class CommandRefused(SchedtopError):  # noqa: N818
         self.message = message
 
 
-class Disconnected(SchedtopError):  # noqa: N818
+class Disconnected(SchedtopError):
     """Raised in the client: the connection is gone."""
 
     code = "disconnected"
@@ -53,19 +53,19 @@ class Disconnected(SchedtopError):  # noqa: N818
         self.reason = reason
 
 
-class NoReply(SchedtopError):  # noqa: N818
+class NoReply(SchedtopError):
     """Raised in the client: no answer in time. The command may still take effect."""
 
     code = "no_reply"
 
 
-class NoEngine(SchedtopError):  # noqa: N818
+class NoEngine(SchedtopError):
     """No engine could be found, or not exactly one."""
 
     code = "no_engine"
 
 
-class SocketRefused(SchedtopError):  # noqa: N818
+class SocketRefused(SchedtopError):
     """A socket path the server won't use: taken, foreign, unsafe or too long."""
 
     code = "socket_refused"

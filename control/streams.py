@@ -47,7 +47,7 @@ class StepStream:
         return list(islice(self._records, len(self._records) - count, None))
 
 
-class MissedChanges(Exception):  # noqa: N818
+class MissedChanges(Exception):
     """A watcher fell so far behind that an operator's change is lost to it."""
 
 

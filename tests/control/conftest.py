@@ -1,4 +1,4 @@
-"""A real engine with a runner that needs no model, behind a real socket: what the tests of the control layer talk to."""
+"""A real engine with a runner that needs no model, behind a real socket."""
 
 import asyncio
 import contextlib

@@ -23,6 +23,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "pause": ("schedtop.cli.ops:pause", "Stop scheduling: abort, wait or keep."),
         "resume": ("schedtop.cli.ops:resume", "Go on after a pause."),
         "drain": ("schedtop.cli.ops:drain", "Let what runs end and admit nobody new."),
+        "reset-cache": ("schedtop.cli.ops:reset_cache", "Forget all cached prefixes."),
+        "self-check": ("schedtop.cli.ops:self_check", "Prove block and reference accounting on the live engine."),
         "audit": ("schedtop.cli.audit:audit", "Who changed what, when, and how it ended."),
         "play": ("schedtop.cli.play:play", "Run an operator playbook."),
         "record": ("schedtop.cli.record:record", "Write the flight recorder to a file."),

@@ -1,0 +1,117 @@
+"""From settings to an engine: sizes, runner, core, and how it introduces itself.
+
+The real runner (and with it torch) is imported only when it is asked for.
+"""
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from schedtop import __version__
+from schedtop.control.messages import EngineInfo
+from schedtop.control.settings import ServeSettings, parse_memory
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.core import EngineCore
+from schedtop.engine.errors import ConfigError
+from schedtop.engine.knobs import initial_knobs
+from schedtop.engine.runner.base import ModelRunner
+
+DEFAULT_KV_MEMORY = "512MiB"
+"""KV cache of a model when neither blocks nor memory are given."""
+NUM_BLOCKS_WITHOUT_MODEL = 1000
+MAX_LEN_WITHOUT_MODEL = 4096
+
+
+class _Parts(NamedTuple):
+    """What differs between runners."""
+
+    config: EngineConfig
+    runner: ModelRunner
+    backend: str
+    model_path: str = ""
+    eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int | None = None
+
+
+def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
+    """Allocate everything. Raises `ConfigError`, or `KnobRefused` for a start value out of range."""
+    parts = _real(settings) if settings.runner == "real" else _without_model(settings)
+    config = parts.config
+    core = EngineCore(
+        config,
+        parts.runner,
+        initial_knobs(config, **settings.knobs),
+        eos_token_ids=parts.eos_token_ids,
+        vocab_size=parts.vocab_size,
+    )
+    info = EngineInfo(
+        name=config.name,
+        model=config.model,
+        boot_id=secrets.token_hex(8),
+        pid=os.getpid(),
+        version=__version__,
+        block_size=config.block_size,
+        num_usable_blocks=config.num_usable_blocks,
+        max_model_len=config.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        backend=parts.backend,
+        started_wall=time.time(),
+        eos_token_ids=list(parts.eos_token_ids),
+        model_path=parts.model_path,
+    )
+    return core, info
+
+
+def _config(settings: ServeSettings, model: str, num_kv_blocks: int, max_model_len: int) -> EngineConfig:
+    return EngineConfig(
+        name=settings.name,
+        model=settings.served_model_name or model,
+        block_size=settings.block_size,
+        num_kv_blocks=num_kv_blocks,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_speculative_tokens=settings.max_num_speculative_tokens,
+    )
+
+
+def _without_model(settings: ServeSettings) -> _Parts:
+    if settings.kv_memory is not None:
+        raise ConfigError(
+            f"kv_memory={settings.kv_memory} needs a model; give num_kv_blocks to a {settings.runner} one"
+        )
+    num_blocks = settings.num_kv_blocks or NUM_BLOCKS_WITHOUT_MODEL
+    config = _config(settings, settings.runner, num_blocks, settings.max_model_len or MAX_LEN_WITHOUT_MODEL)
+    if settings.runner == "fake":
+        from schedtop.engine.runner.fake import FakeRunner
+
+        return _Parts(config, FakeRunner(config.block_size), "no model: tokens are hashes of their prefix")
+    from schedtop.engine.runner.simulated import SimulatedRunner
+    from schedtop.engine.sim.step_model import PAPER_MODEL
+
+    return _Parts(config, SimulatedRunner(PAPER_MODEL), "no model: simulated step times")
+
+
+def _real(settings: ServeSettings) -> _Parts:
+    from schedtop.engine.runner.loader.checkpoint import open_checkpoint
+    from schedtop.engine.runner.loader.resolve import resolve_model
+    from schedtop.engine.runner.model_runner import ModelRunner
+    from schedtop.engine.runner.placement import choose_placement, num_blocks_for
+
+    choices = {"dtype": settings.dtype, "backend": settings.attention, "device": settings.device}
+    path = resolve_model(settings.model)
+    checkpoint = open_checkpoint(str(path))
+    num_blocks = settings.num_kv_blocks
+    if num_blocks is None:
+        placement = choose_placement(checkpoint.config, settings.block_size, **choices)
+        memory = parse_memory(settings.kv_memory or DEFAULT_KV_MEMORY)
+        num_blocks = num_blocks_for(memory, checkpoint.config, settings.block_size, placement.cache_dtype)
+    longest = min(checkpoint.config.max_context, (num_blocks - 1) * settings.block_size)
+    config = _config(settings, Path(settings.model).stem, num_blocks, settings.max_model_len or longest)
+    runner = ModelRunner(checkpoint, config, num_threads=settings.threads, **choices)
+    info = runner.info
+    backend = f"{info.device}, {info.dtype}, attention {info.backend}"
+    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size)
