@@ -100,12 +100,18 @@ class Simulation:
         self._watch = watch
         self.result = SimulationResult({arrival.request_id: Outcome(arrival) for arrival in self._arrivals})
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to happen."""
+        return not self.core.has_work and self._next_due() is None
+
     def run(self, until_s: float | None = None) -> SimulationResult:
-        """Serve all arrivals to their end, or up to a time."""
+        """Serve all arrivals to their end, or up to a time; may be called again to go on."""
         while until_s is None or self.clock.now < until_s:
             self._take_in()
             if not self.core.has_work:
-                if (due := self._next_due()) is None:
+                due = self._next_due()
+                if due is None or (until_s is not None and due >= until_s):
                     break
                 self.clock.jump_to(due)
                 continue
@@ -114,7 +120,6 @@ class Simulation:
         result = self.result
         result.num_preemptions, result.num_lost_tokens = totals.preemptions, totals.lost_tokens
         result.num_refused, result.num_steps, result.makespan_s = totals.refused, totals.steps, self.clock.now
-        self.core.shutdown()
         return result
 
     def _next_due(self) -> float | None:
