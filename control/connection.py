@@ -13,7 +13,7 @@ from typing import Protocol
 
 from schedtop.control.audit import Actor
 from schedtop.control.coalesce import TokenBuffer
-from schedtop.control.errors import NotAllowed
+from schedtop.control.errors import BadFrame, NotAllowed
 from schedtop.control.framing import encode_frame
 from schedtop.control.messages import Envelope, ErrorReply, FromServer, Reply, Subscribe, TokenOutput, Welcome
 from schedtop.control.session import ServerSession, SessionState
@@ -30,6 +30,8 @@ PAUSE_BYTES = 256 << 10
 """With more than this unread, no further commands are taken from a client."""
 MAX_UNANSWERED = 1024
 """Commands of one client under way; further ones stay in its socket."""
+GREETING_S = 10.0
+"""How long a client may take to introduce itself."""
 CLOSE_S = 1.0
 """How long a closed connection may take to deliver what was sent."""
 
@@ -95,10 +97,10 @@ class Connection(asyncio.Protocol):
         transport.set_write_buffer_limits(high=0)
         self._transport = transport
         self.uid = peer_uid(transport.get_extra_info("socket"))
+        asyncio.get_running_loop().call_later(GREETING_S, self._check_greeted)
         self._host.connected(self)
         if self.uid not in (None, os.getuid(), 0):
-            self.session.refuse_and_close(NotAllowed(f"uid {self.uid} may not control this engine"))
-            self._flush_session()
+            self.refuse_and_close(NotAllowed(f"uid {self.uid} may not control this engine"))
 
     def data_received(self, data: bytes) -> None:
         for envelope in self.session.receive(data):
@@ -156,10 +158,19 @@ class Connection(asyncio.Protocol):
             logger.warning("%r is cut: %s", self, reason)
         self.close(reason)
 
+    def refuse_and_close(self, error: SchedtopError) -> None:
+        """End a connection that isn't wanted, telling why."""
+        self.session.refuse_and_close(error)
+        self._flush_session()
+
     def close(self, reason: str) -> None:
         """Say goodbye and end the connection; returns at once, what can't be delivered soon is lost."""
         self.session.close(reason)
         self._flush_session()
+
+    def _check_greeted(self) -> None:
+        if self.session.state is SessionState.GREETING:
+            self.refuse_and_close(BadFrame(f"no Hello came within {GREETING_S:g} s"))
 
     def _flush_session(self) -> None:
         outgoing, self.session.outgoing = self.session.outgoing, []

@@ -19,7 +19,7 @@ from typing import TypeVar, get_args
 from schedtop.control.audit import AuditLog
 from schedtop.control.commands import Commands
 from schedtop.control.connection import Connection
-from schedtop.control.errors import ShuttingDown
+from schedtop.control.errors import NotAllowed, ShuttingDown
 from schedtop.control.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.0009
 """Between looks at the outbox while steps run."""
+MAX_CONNECTIONS = 128
+"""Clients connected at a time."""
 FLUSH_S = 1.0
 """How long closing connections may take to deliver their last messages."""
 CAPABILITIES = sorted(kind.__name__ for kind in get_args(AnyCommand))
@@ -103,13 +105,12 @@ class ControlServer:
 
     def stop(self, limit_s: float = 0.0, reason: str = "the engine is shutting down") -> None:
         """Take no new requests, let those under way finish for `limit_s`, abort the rest, say goodbye; idempotent."""
-        if not self.ended.is_set():
-            self._loop.call_soon_threadsafe(self._begin_shutdown, limit_s, reason)
+        self.begin_stop(limit_s, reason)
         self._thread.join()
 
     def begin_stop(self, limit_s: float, reason: str = "the engine is shutting down") -> None:
         """As `stop`, without waiting; called again, it waits for nobody any more."""
-        if not self.ended.is_set():
+        with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._begin_shutdown, limit_s, reason)
 
     def _run(self, is_up: threading.Event) -> None:
@@ -138,7 +139,7 @@ class ControlServer:
         return self._watchers.step + 1
 
     def _wake_from_engine(self) -> None:
-        if not self.ended.is_set():
+        with contextlib.suppress(RuntimeError):  # the control thread's loop is closed: nobody to wake
             self._loop.call_soon_threadsafe(self._bell.set)
 
     async def _let_go(self) -> None:
@@ -224,6 +225,9 @@ class ControlServer:
         self._watchers.place_at_end(connection)
         if self._is_stopping:
             connection.close("the engine is shutting down")
+        elif len(self._connections) > MAX_CONNECTIONS:
+            message = f"{MAX_CONNECTIONS} clients are connected, which is the limit; close one and try again"
+            connection.refuse_and_close(NotAllowed(message))
 
     def ready(self) -> None:
         """A connection can be written to again."""
@@ -244,6 +248,7 @@ class ControlServer:
         """A command has come: answer it now or start a task that will."""
         command = envelope.command
         try:
+            self._check_capable(command)
             match command:
                 case AddRequest():
                     self._submit(connection, envelope.id, command)
@@ -259,6 +264,10 @@ class ControlServer:
         except SchedtopError as error:
             connection.refuse(envelope.id, error)
         self._bell.set()
+
+    def _check_capable(self, command: AnyCommand) -> None:
+        if (name := type(command).__name__) not in self._capabilities:
+            raise NotAllowed(f"this engine can't carry out {name}; it can {', '.join(self._capabilities)}")
 
     # ---- requests -------------------------------------------------------------------------------------------
 

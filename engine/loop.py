@@ -49,6 +49,7 @@ class EngineLoop:
         self._inbox: deque[Call] = deque()
         self._work = threading.Condition()
         self._stopping = False
+        self._has_ended = False
         core.on_mail = self._notify
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
 
@@ -77,7 +78,7 @@ class EngineLoop:
     @property
     def is_alive(self) -> bool:
         """False before start, after stop, and after a bug ended the thread."""
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._has_ended
 
     def _notify(self) -> None:
         with self._work:
@@ -95,6 +96,7 @@ class EngineLoop:
             self.failure = failure
             raise
         finally:
+            self._has_ended = True  # before the wake-up, or the watcher might find us alive and park for ever
             self.wake_watcher()
 
     def _boundary(self) -> None:
