@@ -64,6 +64,8 @@ class LimitedBy(StrEnum):
     """Everything ready was scheduled in full: only a faster step would do more."""
     NOTHING_WAITING = "nothing waiting"
     PAUSED = "paused"
+    ENCODER = "encoder"
+    """Encoder budget or cache."""
 
 
 class PauseState(StrEnum):

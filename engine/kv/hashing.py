@@ -10,7 +10,10 @@ from hashlib import blake2b
 
 import msgspec
 
-_PERSON = b"schedtop.kv.v1"  # domain separation: no other use of BLAKE2b can give the same digests
+HASH_SCHEME = "schedtop.kv.v1"
+"""Changes whenever the same tokens give another hash: blocks outlive engines in KV stores."""
+
+_PERSON = HASH_SCHEME.encode()  # domain separation: no other use of BLAKE2b can give the same digests
 _DIGEST_SIZE = 32
 
 

@@ -8,6 +8,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable
 
+from schedtop.engine.runner.kv_transfer import KVTransfer, NoTransfer
 from schedtop.engine.sched.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 NextToken = Callable[[list[int]], int]
@@ -33,10 +34,26 @@ class FakeRunner:
         self.requests: dict[str, _FakeRequest] = {}
         self.block_contents: dict[int, dict[int, int]] = {}
         self.num_steps = 0
+        self.num_computed_tokens = 0
+        self.transfer: KVTransfer = NoTransfer()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; asserts that every context block holds what the request's tokens say."""
+        meta = scheduler_output.kv_connector_metadata
+        if meta is not None:
+            self.transfer.start_load_kv(meta)
+        try:
+            result = self._run_step(scheduler_output)
+        except Exception:
+            self.transfer.step_failed(scheduler_output.step)
+            raise
+        if meta is not None:
+            self.transfer.wait_for_save(meta, scheduler_output.step)
+        return result
+
+    def _run_step(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
+        self.num_computed_tokens += scheduler_output.total_num_scheduled_tokens
         self._update_requests(scheduler_output)
         sampled, drafts = [], {}
         for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
@@ -49,7 +66,17 @@ class FakeRunner:
 
     def shutdown(self) -> None:
         """Forget everything."""
+        self.transfer.shutdown()
         self.requests.clear()
+
+    def read_block(self, block_id: int) -> bytes:
+        """The prefixes its slots were computed from, as int64; -1 where nothing was computed."""
+        content = self.block_contents.get(block_id, {})
+        return array("q", [content.get(slot, -1) for slot in range(self.block_size)]).tobytes()
+
+    def write_block(self, block_id: int, content: bytes) -> None:
+        """Fill a block with what `read_block` gave."""
+        self.block_contents[block_id] = dict(enumerate(array("q", content)))
 
     def _update_requests(self, output: SchedulerOutput) -> None:
         for req_id in [*output.finished_req_ids, *output.preempted_req_ids]:

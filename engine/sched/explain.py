@@ -20,7 +20,7 @@ _STATUS: dict[State, RequestStatus] = {
     State.RUNNING: RequestStatus.RUNNING,
     State.PREEMPTED: RequestStatus.PREEMPTED,
 }
-_BLOCKS_THOSE_BEHIND = (WaitReason.KV_BLOCKS, WaitReason.WHOLE_PROMPT)
+_BLOCKS_THOSE_BEHIND = (WaitReason.KV_BLOCKS, WaitReason.WHOLE_PROMPT, WaitReason.ENCODER)
 
 
 def waiting_by_reason(sched: Scheduler) -> dict[str, int]:

@@ -49,6 +49,7 @@ _LIMITS = {
     WaitReason.SEQUENCE_CAP: LimitedBy.SEQUENCES,
     WaitReason.KV_BLOCKS: LimitedBy.BLOCKS,
     WaitReason.PREEMPTION: LimitedBy.BLOCKS,
+    WaitReason.ENCODER: LimitedBy.ENCODER,
     WaitReason.PAUSED: LimitedBy.PAUSED,
 }
 
@@ -94,6 +95,8 @@ class Scheduler:
         self.num_waiting_tokens = 0
         """Tokens of all requests that wait."""
         self.connector: KVConnector = NoConnector()
+        self.defers_block_free = config.defers_block_free
+        """On whenever something besides the ordered runner writes blocks, as a connector's loads do."""
         self.encoder = encoder_for(config)
         self.adapters = AdapterSlots(config.max_adapters)
         self.pause_state = PauseState.RUNNING
@@ -118,6 +121,7 @@ class Scheduler:
         """Plan the next step: pass 1, then pass 2 unless somebody was preempted or nobody is to be admitted."""
         self.step += 1
         plan = self._new_plan()
+        self.encoder.begin_step()
         if self.pause_state is not PauseState.PAUSED_ALL:
             schedule_running(self, plan)
             if plan.preempted:
@@ -348,7 +352,7 @@ class Scheduler:
     def free(self, request: Request) -> int:
         """Give a request's blocks and encoder entries back; returns the number of blocks."""
         until = None
-        if self.config.defers_block_free and self.in_flight and request.planned_in >= self.in_flight[0].step:
+        if self.defers_block_free and self.in_flight and request.planned_in >= self.in_flight[0].step:
             until = request.planned_in
         self.encoder.release_all(request)
         return self.kv.free(request, until)
