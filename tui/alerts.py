@@ -75,7 +75,7 @@ def _of_engine(scene: Scene, snapshot: Snapshot) -> list[Alert]:
         what = "nothing is scheduled" if snapshot.pause is PauseState.PAUSED_ALL else "nobody new is admitted"
         alerts.append(Alert(Severity.WARN, f"engine paused ({snapshot.pause.value}): {what}; P resumes"))
     speed = rates(scene.view, scene.now)
-    if speed and speed.preemptions > STORM_PER_S:
+    if speed and speed.preemptions > STORM_PER_S and snapshot.pause is PauseState.RUNNING:
         text = f"THRASH: {rate(speed.preemptions)} preemptions/s, {rate(speed.lost)} computed tokens/s thrown away"
         alerts.append(Alert(Severity.BAD, text))
     if pending := (scene.view.update.pending_change if scene.view.update else None):

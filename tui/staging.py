@@ -16,14 +16,14 @@ def stepped(spec: KnobSpec, value: KnobValue, direction: int) -> KnobValue:
 
     >>> spec = KnobSpec(name="n", unit="", kind="int", summary="", low=1, high=8192, default=1)
     >>> stepped(spec, 2048, 1), stepped(spec, 2048, -1), stepped(spec, 8192, 1), stepped(spec, 3, -1)
-    (2304, 1792, 8192, 2)
+    (2304, 1920, 8192, 2)
     """
     if spec.kind == "bool":
         return not value
     if spec.kind == "choice":
         return spec.choices[(spec.choices.index(str(value)) + direction) % len(spec.choices)]
     number = float(value)
-    size = 0.01 if spec.kind == "float" else float(_int_step(int(number)))
+    size = 0.01 if spec.kind == "float" else float(_int_step(int(number) - (direction < 0)))
     new = number + direction * size
     if spec.low is not None:
         new = max(spec.low, new)

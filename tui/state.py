@@ -175,8 +175,9 @@ def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView
 def _remembered(view: EngineView, steps: Sequence[StepRecord]) -> EngineView:
     """What the engine did before the screen connected, in front of what the screen has seen itself."""
     first_seen = min((s.first_step for s in view.samples if s.first_step is not None), default=math.inf)
-    groups = groupby((step for step in steps if step.step < first_seen), key=lambda step: step.mono // SAMPLE_S)
-    past = [sample_of(list(group), (place + 1) * SAMPLE_S) for place, group in groups]
+    unseen = (step for step in steps if step.step < first_seen)
+    groups = [list(group) for _, group in groupby(unseen, key=lambda step: step.mono // SAMPLE_S)]
+    past = [sample_of(group, group[-1].mono) for group in groups]
     return replace(view, samples=(*past, *view.samples)[-SAMPLES_KEPT:])
 
 

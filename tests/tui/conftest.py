@@ -130,6 +130,10 @@ class EngineLink:
         self._events, self._fresh = [], []
         self._post(Received(self.target, update))
 
+    def forget(self) -> None:
+        """What happened so far is known from the step records only, as when a screen connects later."""
+        self._events, self._fresh = [], []
+
     def latencies(self) -> dict[str, Latency]:
         now = self.clock()
         names: dict[str, Callable[[StepRecord], list[float]]] = {
@@ -248,13 +252,10 @@ def submit(link: EngineLink, request_id: str, num_prompt: int, max_tokens: int, 
 def load(link: EngineLink) -> None:
     """A busy engine: 16 slots, a queue, a pool that is too small, so that requests get preempted."""
     for i in range(24):
-        submit(link, f"chat-{i:03d}", 120 + 37 * (i % 7), 90 + 11 * (i % 5), priority=i % 3)
-        if i % 4 == 3:
-            link.play(3)
-            link.publish()
-    for _ in range(30):
-        link.play(4)
-        link.publish()
+        submit(link, f"chat-{i:03d}", 120 + 37 * (i % 7), 400 + 11 * (i % 5), priority=i % 3)
+        link.play(3 if i % 4 == 3 else 0)
+    link.play(120)
+    link.forget()
 
 
 @pytest.fixture

@@ -8,7 +8,17 @@ from rich.cells import cell_len
 
 from schedtop.tui.cells import ASCII, between, clean, cut, fit, plain, width_of
 
-NASTY = ["日本語のリクエスト", "👨‍👩‍👧‍👦-family", "e\u0301te\u0301", "a\u200db", "\x1b[31mred\x1b[0m", "[bold]x[/bold]", "tab\there", "\u202eevil", ""]
+NASTY = [
+    "日本語のリクエスト",
+    "👨‍👩‍👧‍👦-family",
+    "e\u0301te\u0301",
+    "a\u200db",
+    "\x1b[31mred\x1b[0m",
+    "[bold]x[/bold]",
+    "tab\there",
+    "\u202eevil",
+    "",
+]
 
 
 @pytest.mark.parametrize(

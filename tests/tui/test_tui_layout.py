@@ -13,7 +13,7 @@ FOCI = sorted(set(PANELS) - {"lifeline"})
 def test_panels_neither_overlap_nor_hang_over(width: int, height: int, focus: str, is_maximised: bool) -> None:
     seen: set[tuple[int, int]] = set()
     for place in plan(width, height, focus, is_maximised).values():
-        assert 0 <= place.x
+        assert place.x >= 0
         assert place.x + place.width <= width
         assert place.y + place.height <= height
         cells = {(x, y) for x in range(place.x, place.x + place.width) for y in range(place.y, place.y + place.height)}

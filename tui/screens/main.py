@@ -375,9 +375,9 @@ class MainScreen(Screen[None]):
         self.change(replace(self.ui, focus="knobs", knob=place, staged=staged, entry=""))
 
     def action_priority(self, direction: int) -> None:
-        """Run the chosen requests sooner (+1: smaller number) or later."""
+        """Run the chosen requests sooner (-1: smaller number) or later (+1)."""
         if rows := self._chosen():
-            self.owner.start(self.operator.move_priority(rows, -direction))
+            self.owner.start(self.operator.move_priority(rows, direction))
 
     def action_abort(self) -> None:
         """Abort the chosen requests, once confirmed."""

@@ -29,6 +29,7 @@ class HelpDialog(Dialog[None]):
     """All keys, from the key table."""
 
     heading = "keys"
+    wanted_width = 100
 
     def __init__(self, styles: StyleOf, is_ascii: bool, keymap: Mapping[str, str], dead: Iterable[str]) -> None:
         super().__init__(styles, is_ascii)
@@ -103,9 +104,12 @@ class ChoiceDialog(Dialog[str]):
 
     @property
     def choices(self) -> list[Choice]:
-        """Those that hold every typed word."""
+        """Those that hold every typed word; names that begin with the first come first."""
         words = self.typed.lower().split()
-        return [c for c in self._all if all(word in f"{c.label} {c.note}".lower() for word in words)]
+        found = [c for c in self._all if all(word in f"{c.label} {c.note}".lower() for word in words)]
+        return (
+            sorted(found, key=lambda choice: not choice.label.lower().startswith(tuple(words[:1]))) if words else found
+        )
 
     def body(self, width: int) -> list[Line]:
         """The search line, then the list with the chosen line marked."""

@@ -60,12 +60,17 @@ def _freshness(scene: Scene) -> Line:
 
 
 def alert_strip(alerts: Sequence[Alert], width: int) -> Line:
-    """The worst alert and how many more there are; never empty."""
+    """As many alerts as fit, the worst first, and how many more there are; never empty."""
     if not alerts:
         return fit([("✓ no alerts", "dim")], width)
-    worst = alerts[0]
-    right: list[Span] = [(f" +{len(alerts) - 1} more ", "dim")] if len(alerts) > 1 else []
-    return between([(f"{worst.glyph} {worst.text}", worst.role)], right, width)
+    shown: list[Span] = []
+    for place, alert in enumerate(alerts):
+        part = (f"{'   ' if place else ''}{alert.glyph} {alert.text}", alert.role)
+        rest = len(alerts) - place
+        if place and width_of([*shown, part]) > width - (9 if rest > 1 else 0):
+            return between(shown, [(f" +{rest} more ", "dim")], width)
+        shown.append(part)
+    return fit(shown, width)
 
 
 def budget_line(snapshot: Snapshot, width: int) -> Line:

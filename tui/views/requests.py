@@ -133,7 +133,8 @@ def _header(scene: Scene, columns: list[Column], id_width: int, width: int) -> L
     for column in columns:
         size = id_width if column is COLUMNS[0] else column.width
         is_sorted = bool(scene.ui.sort) and column.field == scene.ui.sort
-        title = column.title + (("▼" if scene.ui.is_descending else "▲") if is_sorted else "")
+        marker = "▼" if scene.ui.is_descending else "▲"
+        title = column.title[: size - 1] + marker if is_sorted else column.title
         spans.append((cut(title, size, column.right) + " ", "sorted" if is_sorted else "header"))
     return fit([*spans, (DOING.title, "header")], width, "header")
 
