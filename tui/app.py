@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import RenderableType
 from rich.style import Style
+from textual._compositor import ChopsUpdate
 from textual.app import App
+from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
 
 from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
@@ -23,6 +26,7 @@ from schedtop.tui.screens.main import MainScreen
 from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
 from schedtop.tui.state import Action, EngineView, LinkEvent, LinkUp, Outcome, Phase, Remembered, Scene, Ui, fold
 from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
+from schedtop.tui.widgets.output import NarrowUpdate
 from schedtop.tui.widgets.panel import StyleOf
 
 INTERVAL_S = 0.25
@@ -92,6 +96,12 @@ class SchedtopApp(App[None]):
 
     def _link_to(self, target: str) -> Link:
         return next(link for link in self.links if link.target == target)
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        """Textual's own, with less written for a partial update."""
+        if isinstance(renderable, ChopsUpdate):
+            renderable = NarrowUpdate(renderable)
+        super()._display(screen, renderable)
 
     # ---- life -----------------------------------------------------------------------------------------------
 
