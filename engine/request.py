@@ -53,6 +53,7 @@ class Request:
         "num_bypassed",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_external_tokens",
         "num_hashed_blocks",
         "num_lost_tokens",
         "num_output_placeholders",
@@ -134,6 +135,8 @@ class Request:
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         self.num_cached_tokens = 0
+        self.num_external_tokens = 0
+        """Computed tokens whose KV a connector brought; 0 again when they are thrown away."""
         self.was_admitted = False
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None

@@ -233,6 +233,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens computed past an end that was found late (async scheduling)."""
     first_tokens: int = 0
     steps: int = 0
+    external_cache_hits: int = 0
+    """Those of the prefix cache hits whose KV a connector brought from elsewhere."""
 
 
 class Viewport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -272,7 +272,7 @@ class Scheduler:
             self._withdraw(victim, plan)
         num_lost, free_before = victim.num_computed_tokens, self.kv.pool.num_free
         num_blocks = self.free(victim)
-        victim.num_computed_tokens = 0
+        victim.num_computed_tokens = victim.num_external_tokens = 0
         victim.spec_token_ids = []
         victim.num_preemptions += 1
         victim.num_lost_tokens += num_lost

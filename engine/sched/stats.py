@@ -45,6 +45,7 @@ class SchedulerStats:
         self.computed_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
+        self.external_cache_hits = 0
         self.resumed_cache_queries = 0
         self.resumed_cache_hits = 0
         self.draft_tokens = 0
@@ -84,6 +85,7 @@ class SchedulerStats:
         self.prompt_tokens += request.num_prompt_tokens
         self.prefix_cache_queries += request.num_prompt_tokens
         self.prefix_cache_hits += num_hit_tokens
+        self.external_cache_hits += request.num_external_tokens
         self.samples.queue_time.append(now - request.arrived)
 
     def count_preemption(self, record: Preemption) -> None:

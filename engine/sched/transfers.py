@@ -35,6 +35,8 @@ def load_finished(sched: "Scheduler", request_id: str, is_ok: bool) -> None:
     if not sched.kv.end_load(request_id, request, is_ok) or request is None:
         return
     request.is_loaded = is_ok
+    if not is_ok:
+        request.num_external_tokens = 0
     request.skips_connector = not is_ok
     sched.undefer(request)
 
@@ -64,5 +66,5 @@ def reclaim_loaded(sched: "Scheduler", request: Request, num_blocks: int) -> int
 def drop_loaded(sched: "Scheduler", request: Request) -> None:
     """Take loaded KV from a request that isn't admitted yet; it is in no queue meanwhile."""
     request.is_loaded = False
-    request.num_computed_tokens = 0
+    request.num_computed_tokens = request.num_external_tokens = 0
     sched.free(request)

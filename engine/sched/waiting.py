@@ -109,6 +109,7 @@ def start_load(sched: "Scheduler", request: Request, hits: list[KVCacheBlock], e
     new_blocks = kv.grow(request, end)
     assert new_blocks is not None, "admission was checked"
     sched.connector.update_state_after_alloc(request, [block.block_id for block in new_blocks], num_hit_tokens)
+    request.num_external_tokens = end - num_hit_tokens
     kv.hold_for_load(request)
     sched.defer(request, WaitReason.KV_TRANSFER)
     return None

@@ -16,7 +16,7 @@ _CHECKSUM_SIZE = 16
 _ITEM_SIZES = {"int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-class BadBlock(ValueError):  # noqa: N818  (what was found, not what we did)
+class BadBlock(ValueError):
     """Bytes that are no block of this format under this key: truncated, damaged, or somebody else's."""
 
 
