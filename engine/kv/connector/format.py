@@ -20,7 +20,7 @@ class BadBlock(ValueError):
     """Bytes that are no block of this format under this key: truncated, damaged, or somebody else's."""
 
 
-class KVFormat(msgspec.Struct, frozen=True, kw_only=True):
+class KVFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What two engines must have in common for one's blocks to mean the same to the other."""
 
     namespace: str = ""
@@ -69,7 +69,7 @@ class KVFormat(msgspec.Struct, frozen=True, kw_only=True):
         return content
 
 
-class _Header(msgspec.Struct, frozen=True, kw_only=True):
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: KVFormat
     key: bytes
     checksum: bytes
