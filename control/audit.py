@@ -109,6 +109,7 @@ class AuditLog:
 
     def _submit(self, job: _Job) -> "Future[Any]":
         done: Future[Any] = Future()
+        done.set_running_or_notify_cancel()  # whoever stops waiting can't cancel what will be written anyway
         self._jobs.put((job, done))
         return done
 
