@@ -6,9 +6,10 @@ from schedtop.kernels.attention import AttentionBackend, AttentionSpec
 
 BACKENDS = {
     "reference": ("schedtop.kernels.reference", "ReferenceAttention"),
+    "cpu": ("schedtop.kernels.cpu", "CpuAttention"),
     "sdpa": ("schedtop.kernels.sdpa", "SdpaAttention"),
 }
-PREFERENCE = {"cpu": ("sdpa",), "cuda": ("sdpa",)}
+PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("sdpa",)}
 """By device, best first; the last one works everywhere."""
 
 

@@ -254,7 +254,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _text_of(token: Any) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+    return str(token["content"]) if isinstance(token, dict) else None if token is None else str(token)
 
 
 def _template_of(path: Path, settings: dict[str, Any]) -> str | None:
