@@ -7,11 +7,15 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len as uncached_cell_len
+from rich.cells import set_cell_size
 
 Span = tuple[str, str]
 """(text, role)."""
 Line = tuple[Span, ...]
+
+cell_len = lru_cache(maxsize=16_384)(uncached_cell_len)
+"""Cells that a text takes; the same few texts are measured all the time."""
 
 _ASCII_GROUPS = {
     "-": "─—–−", "|": "│┃▏▎▍", "+": "╭╮╰╯├┤┬┴┼±", "=": "━≤≥", "#": "█▇▆▊▉■▓", "%": "▅▄", ":": "▒▌▋", ".": "▃▂▁░·…",
@@ -46,7 +50,7 @@ def cut(text: str, width: int, right: bool = False) -> str:
     """
     if width <= 0:
         return ""
-    length = len(text) if text.isascii() else cell_len(text)
+    length = cell_len(text)
     if length > width:
         kept = set_cell_size(text, width - 1).rstrip()
         return kept + "…" + " " * (width - 1 - cell_len(kept))
@@ -55,7 +59,10 @@ def cut(text: str, width: int, right: bool = False) -> str:
 
 def width_of(line: Iterable[Span]) -> int:
     """Cells that a line takes."""
-    return sum(len(text) if text.isascii() else cell_len(text) for text, _ in line)
+    total = 0
+    for text, _ in line:
+        total += cell_len(text)
+    return total
 
 
 def fit(line: Sequence[Span], width: int, fill: str = "text") -> Line:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -12,7 +11,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from schedtop.tui.cells import ASCII, Line, Span
+from schedtop.tui.cells import ASCII, Line, Span, cell_len, width_of
 
 StyleOf = Callable[[str], Style]
 _GAP = 8
@@ -36,6 +35,7 @@ class Panel(Widget):
         super().__init__(name=name, id=name)
         self._is_ascii = is_ascii
         self._shown: list[Line] = []
+        self._widths: list[int] = []
         self._styles_of: StyleOf = lambda role: Style.null()
         self.num_cells_refreshed = 0
         """Counts for the cost tests: cells asked to be drawn again."""
@@ -43,6 +43,7 @@ class Panel(Widget):
     def show(self, lines: list[Line], styles: StyleOf) -> None:
         """Draw `lines` in `styles`; only cells that differ from what is shown are refreshed."""
         old, self._shown = self._shown, lines
+        self._widths = [width_of(line) for line in lines]
         if styles is not self._styles_of or len(old) != len(lines):
             self._styles_of = styles
             self.refresh()
@@ -67,8 +68,23 @@ class Panel(Widget):
         width = self.size.width
         if y >= len(self._shown):
             return Strip([Segment(" " * width, self._styles_of("text"))], width)
-        segments = [Segment(self._drawn(text), self._styles_of(role)) for text, role in self._shown[y]]
-        return Strip(segments).adjust_cell_length(width, self._styles_of("text")).simplify()
+        line = self._shown[y]
+        strip = Strip(self._segments(line), self._widths[y])
+        return strip if self._widths[y] == width else strip.adjust_cell_length(width, self._styles_of("text"))
+
+    def _segments(self, line: Line) -> list[Segment]:
+        """Spans as segments, neighbours of one style joined."""
+        segments: list[Segment] = []
+        pending, pending_style = "", Style.null()
+        for text, role in line:
+            style = self._styles_of(role)
+            if style is pending_style:
+                pending += text
+            else:
+                if pending:
+                    segments.append(Segment(self._drawn(pending), pending_style))
+                pending, pending_style = text, style
+        return [*segments, Segment(self._drawn(pending), pending_style)]
 
     def _drawn(self, text: str) -> str:
         return text.translate(ASCII) if self._is_ascii else text
@@ -110,4 +126,4 @@ def changed_spans(before: Sequence[Span], after: Sequence[Span]) -> list[tuple[i
 
 def _edges(line: Sequence[Span]) -> list[int]:
     """Where each span ends, in cells."""
-    return list(accumulate(len(text) if text.isascii() else cell_len(text) for text, _ in line))
+    return list(accumulate(cell_len(text) for text, _ in line))
