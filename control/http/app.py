@@ -17,6 +17,7 @@ from schedtop.control.http.guard import Guard, faults_become_answers
 from schedtop.control.http.link import EngineLink
 from schedtop.control.http.metrics import Metrics
 from schedtop.control.http.openai import OpenAiRoutes
+from schedtop.control.http.openapi import document
 from schedtop.control.http.routes import PREFIX
 from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
 from schedtop.control.http.websocket import WebSocketRelay
@@ -84,7 +85,8 @@ class Gateway:
         return [
             Route("GET", "/health", Scope.OPEN, self.health),
             Route("GET", "/ready", Scope.OPEN, self.ready),
-            Route("GET", "/metrics", Scope.READ, self.metrics.page),
+            Route("GET", "/openapi.json", Scope.METRICS, self.openapi),
+            Route("GET", "/metrics", Scope.METRICS, self.metrics.page),
             Route("GET", "/v1/models", Scope.INFER, openai.models),
             Route("POST", "/v1/completions", Scope.INFER, openai.completions),
             Route("POST", "/v1/chat/completions", Scope.INFER, openai.chat_completions),
@@ -102,7 +104,7 @@ class Gateway:
         )
         app = web.Application(
             client_max_size=MAX_BODY_BYTES,
-            middlewares=[faults_become_answers(self.service.retry_after_s), guard.middleware],
+            middlewares=[faults_become_answers(self.service), guard.middleware],
         )
         for route in routes:
             app.router.add_route(route.method, route.path, route.handler)
@@ -115,6 +117,10 @@ class Gateway:
     async def ready(self, request: web.Request) -> web.Response:
         """Ready: healthy, not paused, not leaving."""
         return _status(await self.service.why_not_ready())
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        """This interface, described for programs."""
+        return web.json_response(document(self.routes(), self.link.welcome.knobs))
 
     async def start(self) -> None:
         """Listen and connect to the engine."""

@@ -34,8 +34,18 @@ class Scope(StrEnum):
 
     OPEN = "open"
     INFER = "infer"
+    METRICS = "metrics"
+    """`/metrics` and the description of this interface; part of `read`."""
     READ = "read"
     CONTROL = "control"
+
+
+_GRANTED_BY = {
+    Scope.INFER: {Scope.INFER},
+    Scope.METRICS: {Scope.METRICS, Scope.READ, Scope.CONTROL},
+    Scope.READ: {Scope.READ, Scope.CONTROL},
+    Scope.CONTROL: {Scope.CONTROL},
+}
 
 
 class TokenSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +87,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-ANYBODY = Caller(name="anonymous", scopes=frozenset({Scope.INFER, Scope.READ}))
+ANYBODY = Caller(name="anonymous", scopes=frozenset({Scope.INFER, Scope.METRICS}))
 """A caller without a token where no token is asked for: on loopback, without a token file."""
 NOBODY = Caller(name="anonymous", scopes=frozenset())
 

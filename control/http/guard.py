@@ -1,7 +1,6 @@
 """Middlewares around every route: what a request must look like, who sent it, and how faults become answers."""
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -11,6 +10,7 @@ from schedtop.control.errors import CommandRefused, Disconnected, NoReply
 from schedtop.control.http import auth
 from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal
 from schedtop.control.http.keys import CALLER
+from schedtop.control.http.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +41,17 @@ class Guard:
         caller = self._tokens.caller(headers.get("Authorization"))
         if request.match_info.http_exception is not None:
             raise request.match_info.http_exception
+        request[CALLER] = caller
         auth.require(caller, self._scopes[request.match_info.handler])
         if request.can_read_body and request.content_type != "application/json":
             raise ApiError(415, "bodies are JSON: send `Content-Type: application/json`", code="not_json")
-        request[CALLER] = caller
 
 
-def faults_become_answers(
-    retry_after_s: Callable[[], int],
-) -> Middleware:
-    """Every error as JSON in OpenAI's shape; what nobody foresaw is logged and told without details."""
+def faults_become_answers(service: Service) -> Middleware:
+    """Every error as JSON in OpenAI's shape; what nobody foresaw is logged and told without details.
+
+    What a token's holder was forbidden goes into the audit log.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -59,7 +60,10 @@ def faults_become_answers(
         except ConnectionError:
             raise
         except Exception as error:
-            return _answer(error, retry_after_s())
+            caller = request.get(CALLER)
+            if isinstance(error, ApiError) and error.status == 403 and caller is not None:
+                service.note_refusal(caller.name, f"{request.method} {request.path}", error.message)
+            return _answer(error, service.retry_after_s())
 
     return middleware
 

@@ -115,7 +115,7 @@ class EngineLink:
         self._client: Client | None = None
         self._welcome: Welcome | None = None
         self._streams: dict[str, TokenStream] = {}
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
     # ---- life -------------------------------------------------------------------------------------------------
@@ -265,13 +265,16 @@ class EngineLink:
 
     def abort_soon(self, request_ids: list[str], reason: str, as_stop: bool = False) -> None:
         """Have requests ended without waiting for it: works from a handler that is being cancelled."""
-        if not request_ids:
-            return
-        task = asyncio.create_task(self._abort(request_ids, reason, as_stop))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-    async def _abort(self, request_ids: list[str], reason: str, as_stop: bool) -> None:
-        with contextlib.suppress(Disconnected, CommandRefused, NoReply):
+        if request_ids:
             select = RequestFilter(ids=request_ids)
-            await self.request(AbortRequests(select=select, reason=reason, as_stop=as_stop))
+            self.send_soon(AbortRequests(select=select, reason=reason, as_stop=as_stop))
+
+    def send_soon(self, command: AnyCommand, on_behalf_of: str = "") -> None:
+        """Have a command sent whose reply nobody needs; without an engine it is dropped."""
+        task = asyncio.create_task(self._send(command, on_behalf_of))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _send(self, command: AnyCommand, on_behalf_of: str) -> None:
+        with contextlib.suppress(Disconnected, CommandRefused, NoReply):
+            await self.request(command, on_behalf_of=on_behalf_of)

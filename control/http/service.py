@@ -13,7 +13,7 @@ from schedtop.control.http.generation import Answer, Plan
 from schedtop.control.http.health import StallWatch
 from schedtop.control.http.link import EngineLink
 from schedtop.control.http.text import Tokenizer
-from schedtop.control.messages import EngineInfo, SnapshotUpdate
+from schedtop.control.messages import EngineInfo, NoteRefusal, SnapshotUpdate
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.snapshot import PauseState
 
@@ -78,6 +78,11 @@ class Service:
         """The engine didn't take a request: tell whoever counts them."""
         for listener in self.on_refused:
             listener(code, message)
+
+    def note_refusal(self, caller: str, action: str, detail: str) -> None:
+        """Have it written into the audit log that a token's holder asked for what it may not have."""
+        note = NoteRefusal(action=action[:64], detail=detail)
+        self.link.send_soon(note, on_behalf_of=caller)
 
     # ---- coming and going -------------------------------------------------------------------------------------
 

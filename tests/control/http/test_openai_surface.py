@@ -1,0 +1,273 @@
+"""OpenAI's API field by field: what is taken, what it does, and what is refused with which words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedtop.control.http.failures import ApiError
+from schedtop.control.http.openai_types import ChatRequest, CompletionRequest, parse
+from schedtop.engine.runner.fake import FakeRunner
+
+
+class TellingRunner(FakeRunner):
+    """Keeps the settings each request came with, and tells log-probabilities."""
+
+    def __init__(self, next_token) -> None:
+        super().__init__(16, next_token)
+        self.sampling = {}
+
+    def execute_model(self, scheduler_output):
+        for new in scheduler_output.scheduled_new_reqs:
+            self.sampling[new.req_id] = new.sampling
+        result = super().execute_model(scheduler_output)
+        result.logprobs = {
+            req_id: [[(token, -0.5), (65, -1.0), (0xE2, -2.0)] for token in tokens]
+            for req_id, tokens in zip(scheduler_output.num_scheduled_tokens, result.sampled_token_ids, strict=True)
+        }
+        return result
+
+
+def letters(token_ids: list[int]) -> int:
+    return ord("a") + len(token_ids) % 26
+
+
+@pytest.fixture
+async def told(start_world):
+    """A world whose runner tells what it was asked."""
+    return await start_world(runner=TellingRunner(letters))
+
+
+async def test_n_gives_so_many_choices_with_seeds_of_their_own(told) -> None:
+    status, body = await told.complete("hello", n=3, seed=7, max_tokens=2)
+    assert status == 200
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
+    assert sorted(params.seed for params in told.runner.sampling.values()) == [7, 8, 9]
+    assert body["usage"]["prompt_tokens"] == 5 and body["usage"]["completion_tokens"] == 6
+
+
+async def test_several_prompts_are_answered_in_order(told) -> None:
+    _, body = await told.complete(["a", "bbb"], n=2, max_tokens=1)
+    assert [choice["text"] for choice in body["choices"]] == ["b", "b", "d", "d"]
+
+
+async def test_token_ids_are_taken_as_prompts(told) -> None:
+    _, one = await told.complete([104, 105], max_tokens=1)
+    _, two = await told.complete([[104, 105], [104]], max_tokens=1)
+    assert one["choices"][0]["text"] == two["choices"][0]["text"] == "c"
+    assert len(two["choices"]) == 2
+
+
+async def test_sampling_fields_reach_the_engine_as_they_are(told) -> None:
+    fields = {
+        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "repetition_penalty": 1.1,
+        "presence_penalty": 0.2, "frequency_penalty": -0.3, "min_tokens": 2, "ignore_eos": True, "max_tokens": 4,
+        "stop_token_ids": [1, 2], "logit_bias": {"5": -100},
+    }  # fmt: skip
+    status, _ = await told.complete("x", **fields)
+    (params,) = told.runner.sampling.values()
+    assert status == 200
+    assert params.logit_bias == {5: -100.0} and params.stop_token_ids == (1, 2)
+    for name in fields.keys() - {"logit_bias", "stop_token_ids"}:
+        assert getattr(params, name) == fields[name], name
+
+
+async def test_a_json_schema_goes_to_the_engine_as_grammar(start_world) -> None:
+    parsed = parse(
+        json.dumps({"prompt": "x", "response_format": {
+            "type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}}).encode(),
+        CompletionRequest,
+    )  # fmt: skip
+    assert json.loads(parsed.sampling(4).grammar) == {"type": "integer"}
+    assert parse(b'{"prompt": "x", "response_format": {"type": "text"}}', CompletionRequest).sampling(4).grammar is None
+    with pytest.raises(ApiError, match=r"json_schema\.schema"):
+        parse(b'{"prompt": "x", "response_format": {"type": "json_schema"}}', CompletionRequest).sampling(4)
+
+
+async def test_completion_logprobs_have_the_old_shape(told) -> None:
+    _, body = await told.complete("hi", logprobs=2, max_tokens=2)
+    logprobs = body["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list(body["choices"][0]["text"])
+    assert logprobs["token_logprobs"] == [-0.5, -0.5]
+    assert logprobs["top_logprobs"][0] == {body["choices"][0]["text"][0]: -0.5, "A": -1.0}
+    assert logprobs["text_offset"] == [0, 1]
+
+
+async def test_chat_logprobs_have_the_new_shape_with_the_true_bytes(told) -> None:
+    _, body = await told.chat(logprobs=True, top_logprobs=3, max_tokens=1)
+    (entry,) = body["choices"][0]["logprobs"]["content"]
+    assert entry["logprob"] == -0.5
+    assert entry["top_logprobs"][1] == {"token": "A", "logprob": -1.0, "bytes": [65]}
+    assert entry["top_logprobs"][2] == {"token": "\ufffd", "logprob": -2.0, "bytes": [0xE2]}
+
+
+async def test_streamed_logprobs_are_those_of_the_whole_answer(told) -> None:
+    fields = {"prompt": "hi", "logprobs": 1, "max_tokens": 5}
+    _, whole = await told.complete(**fields)
+    async with told.post("/v1/completions", {**fields, "stream": True}) as response:
+        lines = [line[6:] for line in (await response.text()).splitlines() if line.startswith("data: {")]
+    chunks = [json.loads(line)["choices"][0]["logprobs"] for line in lines]
+    for field in ("tokens", "token_logprobs", "text_offset"):
+        assert [item for chunk in chunks for item in chunk[field]] == whole["choices"][0]["logprobs"][field]
+
+
+async def test_echo_puts_the_prompt_in_front(told) -> None:
+    _, body = await told.complete("hello", echo=True, max_tokens=1)
+    assert body["choices"][0]["text"] == "hellof"
+    _, body = await told.complete([104, 105], echo=True, max_tokens=1)
+    assert body["choices"][0]["text"] == "hic"
+
+
+async def test_usage_comes_in_a_last_chunk_of_its_own_if_asked_for(told) -> None:
+    body = {"prompt": "hi", "stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}}
+    async with told.post("/v1/completions", body) as response:
+        lines = [json.loads(line[6:]) for line in (await response.text()).splitlines() if line.startswith("data: {")]
+    assert lines[-1]["choices"] == [] and lines[-1]["usage"]["total_tokens"] == 5
+    assert all("usage" not in line for line in lines[:-1])
+
+
+async def test_cached_prompt_tokens_are_told(told) -> None:
+    prompt = "x" * 40
+    await told.complete(prompt, max_tokens=1)
+    _, body = await told.complete(prompt, max_tokens=1)
+    assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 32}
+
+
+async def test_the_end_token_ends_the_answer_and_isnt_shown(start_world) -> None:
+    world = await start_world(next_token=lambda tokens: 0 if len(tokens) >= 7 else ord("k"), eos=(0,))
+    _, body = await world.complete("hello", max_tokens=10)
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("kk", "stop")
+    assert body["usage"]["completion_tokens"] == 3
+
+
+async def test_a_chat_may_go_on_until_the_context_is_full(start_world) -> None:
+    world = await start_world(max_model_len=64)
+    _, body = await world.chat()
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert body["usage"]["total_tokens"] == 64
+
+
+async def test_text_parts_are_joined_and_other_parts_refused(world) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    status, _ = await world.chat(messages=[{"role": "user", "content": parts}], max_tokens=1)
+    assert status == 200
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    status, body = await world.chat(messages=[{"role": "user", "content": image}])
+    assert (status, body["error"]["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"max_tokens": "many"}, "max_tokens", "int"),
+        ({"n": 0}, "n", "1 to 128"),
+        ({"n": 1000}, "n", "1 to 128"),
+        ({"temperature": -1}, "temperature", "0.0"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"presence_penalty": 3}, "presence_penalty", "2.0"),
+        ({"logprobs": 21}, "logprobs", "20"),
+        ({"priority": "high"}, "priority", "int"),
+        ({"priority": 1.5}, "priority", "int"),
+        ({"priority": 1 << 31}, "priority", "lower runs first"),
+        ({"priority": -(1 << 31) - 1}, "priority", "lower runs first"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token id"),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),
+        ({"stop": [""]}, "stop", "1 to"),
+        ({"best_of": 4}, "best_of", "n=4"),
+        ({"suffix": "x"}, "suffix", "supported"),
+        ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+        ({"max_tokns": 3}, "max_tokns", "max_tokens"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [1, "a"]}, "prompt", "neither"),
+        ({"prompt": [[]]}, "prompt", "empty"),
+        ({"prompt": {"a": 1}}, "prompt", "str"),
+        ({"request_id": "a\nb"}, "request_id", "printable"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+    ],
+)
+async def test_a_field_out_of_range_is_named_with_its_limits(world, fields, param, words) -> None:
+    status, body = await world.complete(**{"prompt": "x", **fields})
+    assert (status, body["error"]["param"]) == (400, param), body
+    assert words in body["error"]["message"]
+    assert (await world.snapshot()).counters.added == 0
+
+
+@pytest.mark.parametrize("priority", [-100, 0, 5, None])
+async def test_priorities_in_range_reach_the_queue_lower_first(start_world, priority) -> None:
+    world = await start_world(knobs={"policy": "priority"})
+    fields = {} if priority is None else {"priority": priority}
+    assert (await world.complete(max_tokens=1, **fields))[0] == 200
+
+
+async def test_another_models_name_isnt_found(world) -> None:
+    status, body = await world.complete(model="gpt-9")
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff", b'{"prompt": "x", "n": NaN}'])
+async def test_a_body_that_is_no_json_object_is_a_bad_request(world, body) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with world.session.post("/v1/completions", data=body, headers=headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_beyond_the_limit_is_too_large(world) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with world.session.post("/v1/completions", data=b" " * (17 << 20), headers=headers) as response:
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == "http_413"
+
+
+async def test_unknown_paths_and_methods_answer_in_the_same_shape(world) -> None:
+    assert (await world.send("GET", "/v1/nothing"))[1]["error"]["code"] == "http_404"
+    async with world.session.get("/v1/completions") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+
+
+async def test_a_prompt_bigger_than_the_pool_is_refused_and_those_behind_it_served(start_world) -> None:
+    world = await start_world(num_kv_blocks=50, max_model_len=2048)
+    status, body = await world.complete("x" * 1002, max_tokens=50)
+    assert status == 400 and "784" in body["error"]["message"]
+    assert (await world.complete("y" * 8, max_tokens=4))[0] == 200
+    snapshot = await world.until(lambda s: s.pool.free == s.pool.usable)
+    assert (snapshot.num_waiting, snapshot.counters.refused) == (0, 1)
+
+
+async def test_one_token_over_the_models_length_is_refused_and_leaves_no_trace(start_world) -> None:
+    world = await start_world(max_model_len=128)
+    status, body = await world.complete("x" * 129, max_tokens=1)
+    assert status == 400 and "127" in body["error"]["message"]
+    assert (await world.complete("x" * 128, max_tokens=1))[0] == 400
+    status, body = await world.complete("x" * 127, max_tokens=2)
+    assert (status, body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]) == (200, "length", 1)
+    for _ in range(10):
+        assert (await world.complete("x" * 16, max_tokens=4))[0] == 200
+    assert (await world.snapshot()).num_waiting == 0
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(set(CompletionRequest.__struct_fields__))), JSON, max_size=5), JSON)
+def test_whatever_is_sent_is_either_taken_or_refused_with_400(fields, prompt) -> None:
+    for kind, extra in ((CompletionRequest, {"prompt": prompt}), (ChatRequest, {"messages": prompt})):
+        assert _status(json.dumps({**fields, **extra}).encode(), kind) in (200, 400)
+
+
+def _status(body: bytes, kind) -> int:
+    try:
+        request = parse(body, kind)
+        request.sampling(16)
+        _ = request.prompts() if isinstance(request, CompletionRequest) else request.plain_messages()
+    except ApiError as error:
+        return error.status
+    return 200
