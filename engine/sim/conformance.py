@@ -112,10 +112,10 @@ class Trace(msgspec.Struct):
 
 
 class TraceFile(msgspec.Struct):
-    """A recording and what vLLM's scheduler did."""
+    """A recording and what vLLM's scheduler did (None: not recorded yet)."""
 
     trace: Trace
-    expect: Json
+    expect: Json | None = None
 
 
 def token(seed: int, position: int) -> int:

@@ -1,8 +1,8 @@
 """Records traces from vLLM's own scheduler, or checks recorded ones against it. Run with a vLLM 0.32 Python.
 
-    python record.py --check traces/*.json            is what they expect what vLLM does?
-    python record.py --to DIR --seeds 0:5 [KIND ...]  new traces, all kinds unless named
-    python record.py --to DIR --traces FILE ...       record `expect` anew for the traces in these files
+python record.py --check traces/*.json            is what they expect what vLLM does?
+python record.py --to DIR --seeds 0:5 [KIND ...]  new traces, all kinds unless named
+python record.py --to DIR --traces FILE ...       record `expect` anew for the traces in these files
 """
 
 import argparse

@@ -73,6 +73,7 @@ class Kind:
 
 
 ROOMY: Json = {"block_size": [4, 8, 16], "num_blocks": 2000, "max_num_batched_tokens": 256, "max_num_seqs": 16}
+CHUNKLESS: Json = {**ROOMY, "max_num_batched_tokens": 512, "max_model_len": 512, "enable_chunked_prefill": False}
 TIGHT: Json = {"block_size": [4, 8], "num_blocks": range(36, 58), "max_num_batched_tokens": [64, 128, 256]}
 TURNED: Json = {"block_size": 8, "num_blocks": range(60, 110), "max_num_batched_tokens": 256, "max_num_seqs": 12}
 PRIORITY: Json = {"policy": "priority"}
@@ -80,6 +81,8 @@ ASYNC: Json = {"async_scheduling": True}
 LEVELS = (0, 0, 1, 2, 5)
 SMALL = unique((6, 34))
 LONG_ANSWERS = (20, 70)
+PAST_END = (40, 200)
+BUSY = (14, 24)
 
 KINDS: dict[str, Kind] = {
     "basic": Kind(ROOMY, unique((4, 180)), (30, 44)),
@@ -114,17 +117,20 @@ KINDS: dict[str, Kind] = {
         gap=6,
     ),
     "nochunk": Kind(
-        {**ROOMY, "max_num_batched_tokens": 512, "max_num_seqs": 8, "max_model_len": 512, "enable_chunked_prefill": False},
+        {
+            **ROOMY,
+            "max_num_batched_tokens": 512,
+            "max_num_seqs": 8,
+            "max_model_len": 512,
+            "enable_chunked_prefill": False,
+        },
         shared((60, 320), 0.2),
         (12, 18),
     ),
     "nochunk_threshold": Kind(
         {
-            **ROOMY,
-            "max_num_batched_tokens": 512,
+            **CHUNKLESS,
             "max_num_scheduled_tokens": [96, 200],
-            "max_model_len": 512,
-            "enable_chunked_prefill": False,
             "long_prefill_token_threshold": [64, 150],
         },
         shared((60, 320), 0.2),
@@ -140,7 +146,9 @@ KINDS: dict[str, Kind] = {
         unique((40, 200)),
         (12, 16),
     ),
-    "modellen": Kind({**ROOMY, "max_num_batched_tokens": 128, "max_model_len": 128}, unique((20, 120)), answers=(40, 200)),
+    "modellen": Kind(
+        {**ROOMY, "max_num_batched_tokens": 128, "max_model_len": 128}, unique((20, 120)), answers=(40, 200)
+    ),
     "modellen_spec": Kind(
         {**ROOMY, "max_model_len": 64, "num_speculative_tokens": [2, 5]}, shared((4, 30)), answers=(30, 80)
     ),
@@ -161,7 +169,9 @@ KINDS: dict[str, Kind] = {
         extra=[{"prompt": [[5, 60]], "max_tokens": 5}, {"prompt": [[77, 200]], "max_tokens": 5}],
     ),
     "spec": Kind({**ROOMY, "num_speculative_tokens": [1, 2, 3]}, shared((4, 60))),
-    "spec_pad": Kind({**ROOMY, "block_size": 8, "max_num_batched_tokens": [16, 64], "num_speculative_tokens": 3}, one_past_blocks),
+    "spec_pad": Kind(
+        {**ROOMY, "block_size": 8, "max_num_batched_tokens": [16, 64], "num_speculative_tokens": 3}, one_past_blocks
+    ),
     "spec_preempt": Kind(
         {**TIGHT, "block_size": 8, "max_num_batched_tokens": 96, "num_speculative_tokens": [3, 5]}, shared((10, 60))
     ),
@@ -173,14 +183,14 @@ KINDS: dict[str, Kind] = {
         until=60,
     ),
     "force": Kind(TURNED, shared((8, 70)), operations=("preempt",), num_actions=(20, 40), until=80),
-    "knobs": Kind(TURNED, shared((8, 80)), (18, 22), operations=OPERATORS_TURN, num_actions=(14, 24)),
+    "knobs": Kind(TURNED, shared((8, 80)), (18, 22), operations=OPERATORS_TURN, num_actions=BUSY),
     "prio_knobs": Kind(
         {**TURNED, **PRIORITY},
         shared((8, 80)),
         (18, 22),
         priorities=LEVELS,
         operations=(*OPERATORS_TURN, "prio"),
-        num_actions=(14, 24),
+        num_actions=BUSY,
     ),
     "async": Kind({**ROOMY, **ASYNC}, unique((4, 180))),
     "async_chunk": Kind({**ROOMY, **ASYNC, "max_num_batched_tokens": [32, 64]}, tiny, (20, 40), gap=1),
@@ -201,9 +211,15 @@ KINDS: dict[str, Kind] = {
         until=60,
     ),
     "async_force": Kind({**TURNED, **ASYNC}, shared((8, 70)), operations=("preempt",), num_actions=(20, 40), until=80),
-    "async_knobs": Kind({**TURNED, **ASYNC}, shared((8, 80)), (18, 22), operations=OPERATORS_TURN, num_actions=(14, 24)),
+    "async_knobs": Kind({**TURNED, **ASYNC}, shared((8, 80)), (18, 22), operations=OPERATORS_TURN, num_actions=BUSY),
     "async_hammer": Kind(
-        {**ROOMY, **ASYNC, "max_num_batched_tokens": [24, 64], "num_blocks": [40, 2000], "policy": ["fcfs", "priority"]},
+        {
+            **ROOMY,
+            **ASYNC,
+            "max_num_batched_tokens": [24, 64],
+            "num_blocks": [40, 2000],
+            "policy": ["fcfs", "priority"],
+        },
         shared((1, 60)),
         (4, 8),
         answers=(8, 40),
@@ -215,6 +231,29 @@ KINDS: dict[str, Kind] = {
     "async_modellen": Kind({**ROOMY, **ASYNC, "max_model_len": 128}, unique((20, 120)), answers=(40, 200)),
     "tiny": Kind({**ROOMY, "max_num_batched_tokens": [8, 16, 64], "max_num_seqs": [2, 8]}, tiny, (30, 50), (1, 6), 1),
 }
+
+for _name, _config in {"edge": {}, "edge_async": ASYNC}.items():
+    KINDS[_name] = Kind(
+        {
+            "block_size": [1, 2, 3, 32],
+            "num_blocks": [20, 48, 500],
+            "max_num_batched_tokens": [16, 64],
+            "max_num_scheduled_tokens": [1, 2, 7],
+            "max_num_seqs": [1, 2, 16],
+            "max_model_len": [16, 40, 4096],
+            "policy": ["fcfs", "priority"],
+            "watermark": [0.0, 0.5, 0.9],
+            "scheduler_reserve_full_isl": [True, False],
+            **_config,
+        },
+        shared((1, 90), 0.4),
+        answers=(1, 12),
+        gap=1,
+        priorities=LEVELS,
+        operations=("abort", "preempt", "prio", "max_tokens"),
+        num_actions=(10, 30),
+        max_iters=700,
+    )
 
 EVERYTHING: Json = {
     "block_size": [4, 8, 16],

