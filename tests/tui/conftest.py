@@ -280,3 +280,15 @@ def make_app() -> Callable[..., SchedtopApp]:
         return SchedtopApp(links, Options(clock=links[0].clock, tick_s=None, **options))
 
     return made
+
+
+@pytest.fixture
+def new_link() -> Callable[..., EngineLink]:
+    """`make_link`, for tests that need an engine of their own sizes."""
+    return make_link
+
+
+@pytest.fixture
+def send() -> Callable[..., None]:
+    """`submit(link, id, prompt tokens, output tokens, priority)`."""
+    return submit
