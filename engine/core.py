@@ -142,11 +142,11 @@ class EngineCore:
         return taken
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """The runner broke: the requests of that step end with the error, nobody else notices."""
+        """The runner broke: the requests that counted on that step end with the error, nobody else notices."""
         detail = f"step {plan.step} failed: {type(error).__name__}: {error}"
         self.scheduler.drop_plan(plan)
         for request in plan.requests:
-            if not request.is_finished:
+            if not request.is_finished and request.request_id not in plan.stale:
                 self.scheduler.finish(request, FinishReason.ERROR, detail)
 
     def take_outputs(self) -> EngineCoreOutputs | None:

@@ -72,10 +72,18 @@ class EncoderCache:
         """The id of some request that reads an entry."""
         return next(iter(self._entries[content_hash].readers), None)
 
-    def drop(self, content_hash: str) -> None:
-        """Forget an entry that was reserved but never encoded."""
-        self.num_used -= self._entries.pop(content_hash).size
+    def is_read(self, content_hash: str) -> bool:
+        """Whether an item is here and some request reads it."""
+        return content_hash in self._entries and content_hash not in self._idle
+
+    def drop(self, content_hash: str) -> set[str]:
+        """Forget an entry that was reserved but never encoded; returns who reads it. Idempotent."""
+        entry = self._entries.pop(content_hash, None)
+        if entry is None:
+            return set()
+        self.num_used -= entry.size
         self._idle.pop(content_hash, None)
+        return entry.readers
 
     def _evict_oldest(self) -> None:
         content, _ = self._idle.popitem(last=False)

@@ -4,6 +4,7 @@ A share that reaches into an item's placeholder tokens needs the item encoded: w
 the cache's room. Where that isn't to be had the share ends just before the item.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from schedtop.engine.config import EngineConfig
@@ -28,6 +29,9 @@ class EncoderScheduler(Protocol):
 
         Returns (reader, item) for items that must be encoded all the same, for another request of this step.
         """
+
+    def forget(self, items: Sequence[MediaItem]) -> set[str]:
+        """These were to be encoded in a step that broke: returns the requests that counted on them."""
 
     def release_consumed(self, request: Request) -> None:
         """Let go of items that the request's computed tokens have passed."""
@@ -54,6 +58,10 @@ class NoEncoder:
         """Nothing to take back."""
         return []
 
+    def forget(self, items: Sequence[MediaItem]) -> set[str]:
+        """Nothing is encoded."""
+        return set()
+
     def release_consumed(self, request: Request) -> None:
         """Nothing held."""
 
@@ -76,11 +84,15 @@ class BudgetedEncoder:
     def limit(self, request: Request, start: int, num_tokens: int) -> int:
         """Tokens from `start` that can be computed in this step, at most `num_tokens`."""
         budget, room = self._budget, self.cache.num_reclaimable
+        seen = set()
         for item in _reached(request, start, num_tokens):
-            if item.content_hash in self.cache:
+            if item.content_hash in seen:
                 continue
-            budget -= item.num_tokens
-            room -= item.num_tokens
+            seen.add(item.content_hash)
+            if item.content_hash not in self.cache:
+                budget -= item.num_tokens
+            if not self.cache.is_read(item.content_hash):  # new, or idle and about to be read: no longer reclaimable
+                room -= item.num_tokens
             if budget < 0 or room < 0:
                 return max(0, item.offset - start)
         return num_tokens
@@ -107,6 +119,10 @@ class BudgetedEncoder:
                 self.cache.drop(item.content_hash)
                 self._budget += item.num_tokens
         return still_wanted
+
+    def forget(self, items: Sequence[MediaItem]) -> set[str]:
+        """Drop entries that a broken step was to fill; returns the requests that counted on them."""
+        return {reader for item in items for reader in self.cache.drop(item.content_hash)}
 
     def release_consumed(self, request: Request) -> None:
         """Let go of items that the request's computed tokens have passed."""

@@ -109,6 +109,12 @@ class BlockPool:
             del self._cached[block.block_hash]
         block.block_hash = None
 
+    def forget(self, block: KVCacheBlock) -> None:
+        """Forget what a block caches, if anything, whether it is in use or free."""
+        if block.block_hash is not None:
+            self.num_cached_free -= block.ref_cnt == 0
+            self.uncache(block)
+
     def forget_free(self) -> None:
         """Forget the content of every free block."""
         for block in self._free_queue:

@@ -3,6 +3,7 @@
 Block counts needed, prefix lookup, allocation, hashing of full blocks, freeing. When to do it is the scheduler's.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from schedtop.engine.config import EngineConfig
@@ -30,6 +31,12 @@ class KVCacheManager:
         """Blocks kept for a transfer, by direction and request id: the request itself may be gone."""
         self._pending: list[tuple[int, list[KVCacheBlock]]] = []
         """Blocks freed while a step that may write them is in flight: (that step, blocks)."""
+        self.step = 0
+        """The step being planned, or planned last."""
+        self._unsettled: deque[tuple[int, KVCacheBlock]] = deque()
+        """Blocks that can be found by content already, though the step that fills them isn't done: (step, block)."""
+        self._doomed_loads: set[str] = set()
+        """Loads whose blocks, or those before them, turned out worthless meanwhile."""
         self.apply(knobs)
 
     def apply(self, knobs: Knobs) -> None:
@@ -111,14 +118,32 @@ class KVCacheManager:
             block = request.blocks[index]
             if block.block_hash is None:
                 self.pool.cache(block, request.block_hashes[index])
+                self._unsettled.append((self.step, block))
         request.num_hashed_blocks = num_full
         request.hash_at = (num_full + 1) * self.block_size
+
+    def is_built_upon(self, request: Request, num_computed: int) -> bool:
+        """Whether another request uses blocks of this one that lie beyond `num_computed` tokens."""
+        return any(block.ref_cnt > 1 for block in request.blocks[num_computed // self.block_size :])
 
     def unhash_from(self, request: Request, num_computed: int) -> None:
         """Forget the hashes of blocks beyond `num_computed` tokens: their content was planned but never computed."""
         for block in request.blocks[num_computed // self.block_size : request.num_hashed_blocks]:
             if block.block_hash is not None and block.ref_cnt == 1:
                 self.pool.uncache(block)
+
+    def forget_unsettled(self, failed_step: int) -> set[KVCacheBlock]:
+        """A step broke: whatever it or a later one was to fill can't be found any more. Returns those blocks.
+
+        Loads into tables that contain one of them will count as failed.
+        """
+        worthless = {block for step, block in self._unsettled if step >= failed_step}
+        for block in worthless:
+            self.pool.forget(block)
+        for name, blocks in self._held.items():
+            if not worthless.isdisjoint(blocks):
+                self._doomed_loads.add(name)
+        return worthless
 
     def _extend_hashes(self, request: Request, num_blocks: int) -> None:
         hashes, size = request.block_hashes, self.block_size
@@ -142,17 +167,20 @@ class KVCacheManager:
         """Whether a transfer still holds blocks under this request id."""
         return f"load:{request_id}" in self._held or f"send:{request_id}" in self._held
 
-    def end_load(self, request_id: str, request: Request | None, is_ok: bool) -> bool:
+    def end_load(self, request_id: str, request: Request | None, is_ok: bool) -> bool | None:
         """A load has ended: give its blocks to `request`, or free them if it failed or the request is gone.
 
-        False if no such load is known.
+        Returns whether the request has them now; None if no such load is known.
         """
-        blocks = self._held.pop(f"load:{request_id}", None)
+        name = f"load:{request_id}"
+        blocks = self._held.pop(name, None)
         if blocks is None:
-            return False
-        if request is None or not is_ok:
+            return None
+        is_doomed = name in self._doomed_loads
+        self._doomed_loads.discard(name)
+        if request is None or not is_ok or is_doomed:
             self.pool.release(blocks)
-            return True
+            return False
         request.blocks = blocks
         request.num_slots = request.num_computed_tokens = len(blocks) * self.block_size
         request.hash_at = 0 if self.prefix_caching else NEVER
@@ -185,8 +213,10 @@ class KVCacheManager:
             self._pending.append((until_step, blocks))
         return len(blocks)
 
-    def release_pending(self, finished_step: int) -> None:
-        """Free what waited for `finished_step` or an earlier one."""
+    def settle(self, finished_step: int) -> None:
+        """A step is done: free what waited for it or an earlier one; what they filled is really there."""
+        while self._unsettled and self._unsettled[0][0] <= finished_step:
+            self._unsettled.popleft()
         while self._pending and self._pending[0][0] <= finished_step:
             self.pool.release(self._pending.pop(0)[1])
 

@@ -26,7 +26,7 @@ from schedtop.engine.sched.queue import POLICIES, RequestQueue
 from schedtop.engine.sched.running import schedule_running
 from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
 from schedtop.engine.sched.stop import StopCondition, stop_conditions
-from schedtop.engine.sched.transfers import drop_loaded, take_transfers
+from schedtop.engine.sched.transfers import take_transfers
 from schedtop.engine.sched.update import take_result
 from schedtop.engine.sched.victim import VICTIM_RULES, ChooseVictim
 from schedtop.engine.sched.waiting import admit_waiting
@@ -120,6 +120,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Plan the next step: pass 1, then pass 2 unless somebody was preempted or nobody is to be admitted."""
         self.step += 1
+        self.kv.step = self.step
         plan = self._new_plan()
         self.encoder.begin_step()
         if self.pause_state is not PauseState.PAUSED_ALL:
@@ -144,7 +145,7 @@ class Scheduler:
         self.in_flight.popleft()
         outputs = take_result(self, plan, result)
         take_transfers(self, result)
-        self.kv.release_pending(plan.step)
+        self.kv.settle(plan.step)
         return outputs
 
     def _new_plan(self) -> StepPlan:
@@ -314,9 +315,7 @@ class Scheduler:
     def has_result_to_come(self, request: Request) -> bool:
         """Whether a step in flight computes for this request and its result won't be dropped."""
         request_id = request.request_id
-        return any(
-            request_id in plan.num_scheduled_tokens and request_id not in plan.stale for plan in self.in_flight
-        )
+        return any(request_id in plan.num_scheduled_tokens and request_id not in plan.stale for plan in self.in_flight)
 
     def drop_in_flight(self, request: Request) -> None:
         """Discard every result of a preempted request that is still to come: its tokens will be sampled again."""
@@ -328,13 +327,22 @@ class Scheduler:
             self.undefer(request)
 
     def drop_plan(self, plan: StepPlan) -> None:
-        """Forget a step in flight whose result will never come: nothing it was to compute may be found in the cache."""
+        """Forget a step in flight whose result will never come: nothing it was to compute may be found in the cache.
+
+        Its requests are the caller's to end. Others that already built on its blocks start again.
+        """
         self.in_flight.remove(plan)
-        for request in plan.requests:
-            if request.state is State.RUNNING:
-                num_computed = request.num_computed_tokens - plan.num_scheduled_tokens[request.request_id]
-                self.kv.unhash_from(request, num_computed)
-        self.kv.release_pending(plan.step)
+        worthless = self.kv.forget_unsettled(plan.step)
+        readers = self.encoder.forget([item for items in plan.encoder_inputs.values() for item in items])
+        for request in list(self.requests.values()):
+            if worthless.isdisjoint(request.blocks) and request.request_id not in readers:
+                continue
+            if request.state is not State.RUNNING:
+                self.lose_loaded(request)
+            elif request.request_id not in plan.num_scheduled_tokens:
+                self.preempt(request)
+                self.drop_in_flight(request)
+        self.kv.settle(plan.step)
 
     def _withdraw(self, victim: Request, plan: StepPlan) -> None:
         num_tokens = plan.take_back(victim)
@@ -407,10 +415,17 @@ class Scheduler:
     def _set_aside(self, request: Request) -> None:
         """A held request waits without blocks: nothing that runs may have to wait for what an operator holds."""
         if request.is_loaded:
-            self.waiting.remove(request)
-            drop_loaded(self, request)
-            self.waiting.add(request)
+            self.lose_loaded(request)
         self.defer(request, WaitReason.HELD)
+
+    def lose_loaded(self, request: Request) -> None:
+        """Take its loaded KV from a request that waits; its place in the queue changes with it."""
+        queue = self.waiting if request.defer_reason is None else self.deferred
+        queue.remove(request)
+        request.is_loaded = False
+        request.num_computed_tokens = request.num_external_tokens = 0
+        self.free(request)
+        queue.add(request)
 
     def hold(self, request: Request) -> bool:
         """Keep a request from being scheduled until `release`, preempting it first; False if it was held already."""

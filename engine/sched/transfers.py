@@ -32,12 +32,13 @@ def connector_answered(sched: "Scheduler", request_id: str) -> None:
 def load_finished(sched: "Scheduler", request_id: str, is_ok: bool) -> None:
     """A connector's load has ended; unknown or ended requests are fine. A failed one is computed here instead."""
     request = sched.requests.get(request_id)
-    if not sched.kv.end_load(request_id, request, is_ok) or request is None:
+    is_loaded = sched.kv.end_load(request_id, request, is_ok)
+    if is_loaded is None or request is None:
         return
-    request.is_loaded = is_ok
-    if not is_ok:
-        request.num_external_tokens = 0
+    request.is_loaded = is_loaded
     request.skips_connector = not is_ok
+    if not is_loaded:
+        request.num_external_tokens = 0
     sched.undefer(request)
 
 
@@ -57,14 +58,5 @@ def reclaim_loaded(sched: "Scheduler", request: Request, num_blocks: int) -> int
         if sched.kv.num_free - before >= num_blocks:
             break
         if other is not request:
-            sched.waiting.remove(other)
-            drop_loaded(sched, other)
-            sched.waiting.add(other)
+            sched.lose_loaded(other)
     return sched.kv.num_free - before
-
-
-def drop_loaded(sched: "Scheduler", request: Request) -> None:
-    """Take loaded KV from a request that isn't admitted yet; it is in no queue meanwhile."""
-    request.is_loaded = False
-    request.num_computed_tokens = request.num_external_tokens = 0
-    sched.free(request)

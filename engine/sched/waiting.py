@@ -199,7 +199,8 @@ def evict_for(sched: "Scheduler", plan: StepPlan, request: Request) -> bool:
     if not knobs.preempt_on_arrival or knobs.policy is not SchedulingPolicy.PRIORITY or not sched.running:
         return False
     victim = max(sched.running, key=lambda running: (running.priority, running.arrival_time))
-    if victim.priority <= request.priority:
-        return False
+    num_settled = victim.num_computed_tokens - (victim.planned_tokens if victim.planned_in == plan.step else 0)
+    if victim.priority <= request.priority or sched.kv.is_built_upon(victim, num_settled):
+        return False  # what it was to compute in this very step may be another's prefix already
     sched.preempt(victim, beneficiary=request, plan=plan)
     return True
