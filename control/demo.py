@@ -18,6 +18,8 @@ NUM_CHATS = 10
 LONG_EVERY_S = 12.0
 NUM_SHORTS = 3
 ID_PREFIX = "demo-"
+NUM_KEPT_AT_END = 8
+"""Tokens of a shortened prompt's end that stay."""
 
 _TOPICS = (
     "the sea at night", "how bread rises", "a train across the mountains", "why leaves turn red", "an old lighthouse",
@@ -52,11 +54,17 @@ class DemoLoad:
 
     async def run(self) -> None:
         """Generate load until cancelled; raises `Disconnected` when the engine goes away."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen())
-            for place in range(NUM_CHATS):
-                tasks.create_task(self._chat(place))
-            tasks.create_task(self._documents())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                for place in range(NUM_CHATS):
+                    tasks.create_task(self._chat(place))
+                tasks.create_task(self._documents())
+        except* Disconnected as gone:
+            reason = str(gone.exceptions[0])
+        else:
+            return
+        raise Disconnected(reason)
 
     async def stop(self) -> None:
         """Abort what is still under way."""
@@ -76,7 +84,7 @@ class DemoLoad:
     def _take(self, request_id: str, token_ids: list[int], is_end: bool) -> None:
         self.num_tokens += len(token_ids)
         if request_id.startswith(f"{ID_PREFIX}chat0"):
-            self.latest = (self.latest + token_ids)[-40:]
+            self.latest = [] if is_end else (self.latest + token_ids)[-40:]
         if is_end and (answer := self._answers.get(request_id)):
             answer.is_done.set()
 
@@ -92,7 +100,7 @@ class DemoLoad:
         while True:
             await asyncio.sleep(LONG_EVERY_S / 2)
             sentence = f"Chapter {self._random.randint(1, 99)} tells of {self._random.choice(_TOPICS)}. "
-            prompt = self._apply_template("Summarise this. " + sentence * 200)[: self._max_prompt_tokens]
+            prompt = self._cut(self._apply_template("Summarise this. " + sentence * 200))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._ask("document", prompt, 30))
                 await asyncio.sleep(0.05)
@@ -100,6 +108,10 @@ class DemoLoad:
                     question = self._random.choice(_QUESTIONS)
                     tasks.create_task(self._ask(f"short{number}", self._apply_template(question), 16))
             await asyncio.sleep(LONG_EVERY_S / 2)
+
+    def _cut(self, prompt: list[int]) -> list[int]:
+        """Shorten a document, but keep the end, where the template hands over to the model."""
+        return prompt[: self._max_prompt_tokens - NUM_KEPT_AT_END] + prompt[-NUM_KEPT_AT_END:]
 
     async def _ask(self, who: str, prompt: list[int], max_tokens: int) -> None:
         request_id = f"{ID_PREFIX}{who}-{next(self._numbers)}"

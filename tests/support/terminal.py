@@ -1,0 +1,75 @@
+"""A terminal for end-to-end tests: the screen in a tmux of its own. No fixtures in here."""
+
+import os
+import shlex
+import subprocess
+import time
+from types import TracebackType
+from typing import Self
+
+from processes import SCHEDTOP, Home
+
+LIMIT_S = 60.0
+"""After that a screen that doesn't show what is expected has failed."""
+POLL_S = 0.05
+
+
+class Terminal:
+    """`schedtop` in tmux, as an operator sees it. Use it as a context manager."""
+
+    def __init__(self, home: Home, *arguments: str, columns: int = 120, lines: int = 40) -> None:
+        self._tmux = ["tmux", "-S", str(home.folder / "tmux.sock"), "-f", os.devnull]
+        command = shlex.join(["env", "TERM=xterm-256color", *SCHEDTOP, *arguments])
+        size = ["-x", str(columns), "-y", str(lines)]
+        self._environment = home.environment
+        self._run("new-session", "-d", *size, f"exec {command}")
+        self._run("set-option", "-g", "remain-on-exit", "on")
+
+    @property
+    def pid(self) -> int:
+        """Process id of schedtop."""
+        return int(self._run("display-message", "-p", "#{pane_pid}"))
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, None while it runs."""
+        shown = self._run("display-message", "-p", "#{pane_dead} #{pane_dead_status}").split()
+        return int(shown[1]) if shown[0] == "1" and len(shown) > 1 else None
+
+    def text(self) -> str:
+        """What is on the screen now."""
+        return self._run("capture-pane", "-p")
+
+    def press(self, *keys: str) -> None:
+        """Send keys, by tmux's names for them."""
+        self._run("send-keys", *keys)
+
+    def wait_for_text(self, words: str) -> str:
+        """The screen once it shows `words`."""
+        deadline = time.monotonic() + LIMIT_S
+        while words not in (shown := self.text()):
+            assert time.monotonic() < deadline, f"the screen doesn't show {words!r}:\n{shown}"
+            time.sleep(POLL_S)
+        return shown
+
+    def wait_for_exit(self) -> int:
+        """Its exit status once it has ended."""
+        deadline = time.monotonic() + LIMIT_S
+        while (status := self.exit_status) is None:
+            assert time.monotonic() < deadline, f"schedtop doesn't end:\n{self.text()}"
+            time.sleep(POLL_S)
+        return status
+
+    def _run(self, *arguments: str) -> str:
+        run = subprocess.run(
+            [*self._tmux, *arguments], env=self._environment, capture_output=True, text=True, check=True
+        )
+        return run.stdout.rstrip("\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        subprocess.run([*self._tmux, "kill-server"], env=self._environment, capture_output=True, check=False)
