@@ -59,6 +59,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self.running + self.has_prefill
 
     @property
+    def budget(self) -> int:
+        """Tokens of a step."""
+        return self.running + CHUNK
+
+    @property
     def num_blocks(self) -> int:
         """A pool that never runs out while it is measured."""
         long_blocks = LONG_PROMPT // BLOCK_SIZE if self.has_prefill else 0
@@ -168,16 +173,15 @@ class OurScheduler:
 
 
 def _make_scheduler(workload: Workload) -> Scheduler:
-    budget = workload.running + CHUNK
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_kv_blocks=workload.num_blocks,
         max_model_len=2 * FOREVER,
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=workload.budget,
         max_num_seqs=workload.num_seqs,
     )
     knobs = Knobs(
-        max_num_batched_tokens=budget,
+        max_num_batched_tokens=workload.budget,
         max_num_seqs=workload.num_seqs,
         policy=SchedulingPolicy(workload.policy),
         async_scheduling=workload.is_async,
