@@ -18,6 +18,7 @@ from schedtop.control.messages import (
     Drain,
     DumpSteps,
     GetAudit,
+    GetState,
     KnobsAck,
     NoteRefusal,
     Reply,
@@ -35,7 +36,7 @@ MAX_REASON = 500
 MAX_AUDIT_ROWS = 10_000
 DRAIN_POLL_S = 0.02
 SERVER = Actor(uid=None, client="schedtop")
-_UNAUDITED = (SelfCheck, DumpSteps, GetAudit)
+_UNAUDITED = (SelfCheck, DumpSteps, GetState, GetAudit)
 
 T = TypeVar("T")
 

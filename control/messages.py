@@ -198,6 +198,14 @@ class DumpSteps(_FromClient):
     count: int = 100
 
 
+class GetStepModel(_FromClient):
+    """The step-time model fitted from the steps so far; `data["fitted"]` is null before there are enough."""
+
+
+class GetState(_FromClient):
+    """Everything the scheduler's next decisions depend on, as `data["state"]`: what a forecast starts from."""
+
+
 class GetAudit(_FromClient):
     """The newest audit rows, newest first."""
 
@@ -214,7 +222,7 @@ class NoteRefusal(_FromClient):
 AnyCommand = (
     Subscribe | GetSnapshot | GetInfo | AddRequest | AbortRequests | SetPriority | PreemptRequests | HoldRequests
     | ReleaseRequests | SetMaxTokens | SetKnobs | ConfirmChange | UndoChange | Pause | Resume | Drain
-    | ResetPrefixCache | SelfCheck | DumpSteps | GetAudit | NoteRefusal
+    | ResetPrefixCache | SelfCheck | DumpSteps | GetStepModel | GetState | GetAudit | NoteRefusal
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from schedtop.control.messages import (
     AddRequest,
     AnyCommand,
     DumpSteps,
+    GetState,
     HoldRequests,
     Pause,
     PreemptRequests,
@@ -90,6 +91,8 @@ def operation_for(command: AnyCommand) -> Operation | None:
             return lambda core: _reset_prefix_cache(core, command.preempt_running)
         case SelfCheck():
             return _self_check
+        case GetState():
+            return lambda core: Outcome(data={"state": core.state()})
         case DumpSteps():
             check_range("count", command.count, 1, NUM_STEPS_KEPT)
             return lambda core: Outcome(data={"steps": core.recent_steps(command.count)})

@@ -31,6 +31,7 @@ from schedtop.control.messages import (
     ErrorReply,
     GetInfo,
     GetSnapshot,
+    GetStepModel,
     Subscribe,
     TokenOutput,
     Welcome,
@@ -227,7 +228,7 @@ class ControlServer:
             connection.close("the engine is shutting down")
         elif len(self._connections) > MAX_CONNECTIONS:
             message = f"{MAX_CONNECTIONS} clients are connected, which is the limit; close one and try again"
-            connection.refuse_and_close(NotAllowed(message))
+            connection.refusal = NotAllowed(message)
 
     def ready(self) -> None:
         """A connection can be written to again."""
@@ -256,6 +257,9 @@ class ControlServer:
                     self._watchers.subscribe(connection, envelope.id, command)
                 case GetSnapshot():
                     self._watchers.reply_with_snapshot(connection, envelope.id, command.viewport)
+                case GetStepModel():
+                    fitted = {"fitted": self._watchers.step_model()}
+                    connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=fitted))
                 case GetInfo():
                     data = {"info": self._info, "knobs": self._knob_table, "capabilities": self._capabilities}
                     connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=data))

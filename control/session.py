@@ -20,6 +20,8 @@ from schedtop.control.messages import (
     GetAudit,
     GetInfo,
     GetSnapshot,
+    GetState,
+    GetStepModel,
     Goodbye,
     Hello,
     Reply,
@@ -29,7 +31,7 @@ from schedtop.control.messages import (
 )
 from schedtop.engine.errors import SchedtopError
 
-READ_ONLY_COMMANDS = (Subscribe, GetSnapshot, GetInfo, DumpSteps, GetAudit, SelfCheck)
+READ_ONLY_COMMANDS = (Subscribe, GetSnapshot, GetInfo, DumpSteps, GetStepModel, GetState, GetAudit, SelfCheck)
 """What a connection may send that gave up the right to change anything."""
 MAX_CLIENT_NAME = 64
 """Longest name a client may introduce itself with, in characters: it goes into every audit row."""
@@ -63,19 +65,19 @@ class ServerSession:
         """Commands received and not replied to."""
         return len(self._unanswered)
 
-    def receive(self, data: bytes) -> list[Envelope]:
-        """The proper commands in `data`, in order."""
-        commands: list[Envelope] = []
+    def feed(self, data: bytes) -> None:
+        """Take what came from the client."""
         self._reader.feed(data)
+
+    def next_command(self) -> Envelope | None:
+        """The next proper command; None if there is none yet. What was improper before it is in `outgoing`."""
         try:
-            for body in self._reader.frames():
+            while self.state is not SessionState.CLOSED and (body := self._reader.next_frame()) is not None:
                 if (envelope := self._take(body)) is not None:
-                    commands.append(envelope)
-                if self.state is SessionState.CLOSED:
-                    break
+                    return envelope
         except FrameTooLong as error:
             self.refuse_and_close(error)
-        return commands
+        return None
 
     def reply(self, message: Reply) -> Reply:
         """Note that an envelope is answered; returns the message to send."""

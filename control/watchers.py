@@ -19,6 +19,7 @@ from schedtop.control.telemetry import Latencies
 from schedtop.engine.core import EngineCore
 from schedtop.engine.loop import Call
 from schedtop.engine.outputs import EngineCoreOutputs
+from schedtop.engine.sim.step_model import FittedModel, StepModelFit
 from schedtop.engine.snapshot import Snapshot, StepRecord, Viewport
 
 EVENT_INTERVAL_S = 0.05
@@ -61,6 +62,7 @@ class Watchers:
         self._events = EventStream()
         self._events_sent_at = 0.0
         self._latencies = Latencies()
+        self._step_model = StepModelFit()
         self._is_shutting_down = False
 
     def note(self, outputs: EngineCoreOutputs) -> None:
@@ -69,8 +71,13 @@ class Watchers:
         if outputs.record is not None:
             self._steps.add(outputs.record)
             self._latencies.add(outputs.record)
+            self._step_model.add(outputs.record)
         if outputs.events:
             self._events.add(outputs.events)
+
+    def step_model(self) -> FittedModel | None:
+        """What the steps so far say about how long a step takes."""
+        return self._step_model.fitted()
 
     def place_at_end(self, connection: Connection) -> None:
         """A new connection sees what happens from now on."""

@@ -27,6 +27,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "self-check": ("schedtop.cli.ops:self_check", "Prove block and reference accounting on the live engine."),
         "audit": ("schedtop.cli.audit:audit", "Who changed what, when, and how it ended."),
         "play": ("schedtop.cli.play:play", "Run an operator playbook."),
+        "model": ("schedtop.cli.foresight:model", "The step-time model, fitted from live steps."),
+        "forecast": ("schedtop.cli.foresight:forecast_command", "What a knob will do, before it is turned."),
         "record": ("schedtop.cli.record:record", "Write the flight recorder to a file."),
         "export": ("schedtop.cli.record:export", "Turn a recording into CSV or JSON lines."),
     },

@@ -1,0 +1,137 @@
+"""`schedtop model` and `schedtop forecast`: what a knob will do, before it is turned.
+
+The forecast runs here, in this process and at low priority, never in the engine's.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from schedtop.cli.engine import DURATION, connect_option, json_option, say_json, table, talk
+from schedtop.cli.values import KNOB_ASSIGNMENT
+from schedtop.control.client import Client
+from schedtop.control.messages import Ack, GetState, GetStepModel
+from schedtop.engine.errors import SchedtopError
+from schedtop.engine.knobs import KnobValue
+from schedtop.engine.sim.forecast import Forecast, Outlook, Range, forecast
+from schedtop.engine.sim.state import EngineState
+from schedtop.engine.sim.step_model import FittedModel
+
+_NICE = 10
+
+
+@click.command()
+@connect_option
+@json_option
+@click.option("--budget-for", type=DURATION, metavar="DURATION", help="Also the token budget for steps this long.")
+def model(connect: str | None, as_json: bool, budget_for: float | None) -> None:
+    """Show the step-time model, fitted from live steps."""
+    fitted = talk(connect, read_model, read_only=True)
+    if as_json:
+        say_json(fitted)
+        return
+    coefficients = fitted.model
+    click.echo(
+        f"step = {coefficients.base_s * 1e3:.3f} ms + {coefficients.per_sequence_s * 1e3:.4f} ms per sequence "
+        f"+ {coefficients.per_prefill_token_s * 1e3:.5f} ms per prefill token "
+        f"+ {coefficients.per_context_token_s * 1e6:.5f} µs per context token"
+    )
+    click.echo(
+        f"from {fitted.num_samples} steps: R² {fitted.r_squared:.3f}, typical error {fitted.residual_s * 1e3:.2f} ms"
+    )
+    spans = (fitted.sequences_seen, fitted.prefill_tokens_seen, fitted.context_tokens_seen)
+    sequences, prefill, context = (f"{low}-{high}" for low, high in spans)
+    click.echo(f"seen: {sequences} sequences, {prefill} prefill tokens, {context} context tokens")
+    if budget_for is not None:
+        click.echo(f"budget for {budget_for * 1e3:g} ms: {_budget(fitted, budget_for)}")
+
+
+def _budget(fitted: FittedModel, step_s: float) -> str:
+    num_sequences = fitted.sequences_seen[1]
+    try:
+        budget = fitted.model.budget_for(step_s, num_sequences)
+    except ValueError as error:
+        return str(error)
+    return f"{budget + num_sequences} tokens, beside {num_sequences} decoding requests"
+
+
+@click.command(name="forecast")
+@connect_option
+@json_option
+@click.option("--set", "changes", type=KNOB_ASSIGNMENT, multiple=True, required=True, help="The change to try.")
+@click.option("--horizon", type=DURATION, default=30.0, show_default="30s", help="How far to look ahead.")
+@click.option("--draws", type=click.IntRange(1, 64), default=8, show_default=True, help="Futures drawn at most.")
+@click.option("--cpu", type=DURATION, default=1.5, show_default="1.5s", help="CPU time after which no more are drawn.")
+def forecast_command(
+    connect: str | None, as_json: bool, changes: Sequence[tuple[str, KnobValue]], horizon: float, draws: int, cpu: float
+) -> None:
+    """Run the engine's own scheduler on from its live state, with the knobs as they are and as they would be."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+    state, fitted = talk(connect, _read_both, read_only=True)
+    result = forecast(state, fitted, dict(changes), horizon_s=horizon, max_draws=draws, cpu_limit_s=cpu)
+    if as_json:
+        say_json(result)
+    else:
+        click.echo(in_words(result))
+
+
+async def read_model(client: Client) -> FittedModel:
+    """The engine's fitted model. Raises `SchedtopError` while there isn't one."""
+    ack = await client.request(GetStepModel())
+    assert isinstance(ack, Ack)
+    fitted = msgspec.convert(ack.data["fitted"], FittedModel | None)
+    if fitted is None:
+        raise SchedtopError("too few steps seen to model a step's time; let the engine work for a while")
+    return fitted
+
+
+async def read_state(client: Client) -> EngineState:
+    """The engine's whole scheduling state."""
+    ack = await client.request(GetState())
+    assert isinstance(ack, Ack)
+    return msgspec.convert(ack.data["state"], EngineState)
+
+
+async def _read_both(client: Client) -> tuple[EngineState, FittedModel]:
+    return await read_state(client), await read_model(client)
+
+
+def in_words(result: Forecast) -> str:
+    """Both outlooks side by side."""
+    rows = [
+        (label, unit, _cell(getattr(result.now, name), scale), _cell(getattr(result.then, name), scale))
+        for label, unit, name, scale in _MEASURES
+    ]
+    changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in result.changes.items())
+    lines = [
+        f"next {result.horizon_s:g} s with {changes}",
+        table(("", "", "as it is", "as it would be"), rows, left=(0, 1)),
+        f"{result.num_draws} draws of the future, {result.cpu_s:.1f} s of CPU; ranges are over the draws",
+    ]
+    return "\n".join(lines + [f"note: {warning}" for warning in result.warnings])
+
+
+_MEASURES: tuple[tuple[str, str, str, float], ...] = (
+    ("TTFT p50", "ms", "ttft_p50_s", 1e3),
+    ("TTFT p95", "ms", "ttft_p95_s", 1e3),
+    ("ITL p50", "ms", "itl_p50_s", 1e3),
+    ("ITL p99", "ms", "itl_p99_s", 1e3),
+    ("output", "tokens/s", "output_tokens_per_s", 1.0),
+    ("preemptions", "", "preemptions", 1.0),
+    ("tokens thrown away", "", "lost_tokens", 1.0),
+    ("requests ended", "", "finished", 1.0),
+    ("queue empty after", "s", "queue_drained_s", 1.0),
+)
+assert {name for _, _, name, _ in _MEASURES} == set(Outlook.__struct_fields__)
+
+
+def _cell(value: Range | None, scale: float) -> str:
+    if value is None:
+        return "-"
+    mid, low, high = (f"{part * scale:,.3g}" if part * scale < 100 else f"{part * scale:,.0f}" for part in
+                      (value.mid, value.low, value.high))  # fmt: skip
+    return mid if low == high else f"{mid} ({low} to {high})"
