@@ -74,6 +74,8 @@ class Connection(asyncio.Protocol):
         self.awaits_snapshot = False
         self.step_place = 0
         self.event_place = 0
+        self.refusal: SchedtopError | None = None
+        """Why this connection isn't wanted: told when the client speaks, so that it is there to hear it."""
         self._host = host
         self._transport: asyncio.Transport | None = None
         self._is_blocked = False
@@ -100,10 +102,15 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(GREETING_S, self._check_greeted)
         self._host.connected(self)
         if self.uid not in (None, os.getuid(), 0):
-            self.refuse_and_close(NotAllowed(f"uid {self.uid} may not control this engine"))
+            self.refusal = NotAllowed(f"uid {self.uid} may not control this engine")
 
     def data_received(self, data: bytes) -> None:
-        for envelope in self.session.receive(data):
+        if self.refusal is not None:
+            self.refuse_and_close(self.refusal)
+            return
+        self.session.feed(data)
+        while (envelope := self.session.next_command()) is not None:
+            self._flush_session()  # what comes before it in the conversation leaves before its answer
             self._host.take(self, envelope)
         self._flush_session()
         self._regulate()

@@ -117,18 +117,26 @@ class FrameReader:
         """Take what came from the peer."""
         self._buffer += data
 
+    def next_frame(self) -> bytes | None:
+        """The next whole frame, without its length; None if there is none yet.
+
+        Raises `FrameTooLong` as soon as one is announced.
+        """
+        if len(self._buffer) < _HEADER.size:
+            return None
+        (length,) = _HEADER.unpack_from(self._buffer)
+        if length > self.max_bytes:
+            raise FrameTooLong(f"a frame of {length} bytes was announced, the limit is {self.max_bytes}")
+        end = _HEADER.size + length
+        if len(self._buffer) < end:
+            return None
+        frame = bytes(self._buffer[_HEADER.size : end])
+        del self._buffer[:end]
+        return frame
+
     def frames(self) -> Iterator[bytes]:
-        """The whole frames that are there, without their length. Raises `FrameTooLong` as soon as one is announced."""
-        while len(self._buffer) >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._buffer)
-            if length > self.max_bytes:
-                raise FrameTooLong(f"a frame of {length} bytes was announced, the limit is {self.max_bytes}")
-            end = _HEADER.size + length
-            if len(self._buffer) < end:
-                return
-            frame = bytes(self._buffer[_HEADER.size : end])
-            del self._buffer[:end]
-            yield frame
+        """All whole frames that are there."""
+        return iter(self.next_frame, None)
 
     @property
     def num_buffered(self) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.knobs import initial_knobs
 from schedtop.engine.loop import EngineLoop
+from schedtop.engine.runner.base import ModelRunner
 from schedtop.engine.runner.fake import FakeRunner
+from schedtop.engine.runner.simulated import SimulatedRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
+from schedtop.engine.sim.step_model import StepModel
 from schedtop.engine.snapshot import FinishReason, Snapshot
 
 
@@ -52,7 +56,7 @@ class GatedRunner(FakeRunner):
 class ServedEngine:
     """An engine loop and its control server on a socket of their own."""
 
-    def __init__(self, folder: Path, runner: FakeRunner | None, knobs: dict[str, Any], **config: Any) -> None:
+    def __init__(self, folder: Path, runner: ModelRunner | None, knobs: dict[str, Any], **config: Any) -> None:
         self.config = EngineConfig(**{"num_kv_blocks": 101, "max_num_batched_tokens": 256, "max_num_seqs": 8, **config})
         self.runner = runner or FakeRunner(self.config.block_size)
         self.core = EngineCore(self.config, self.runner, initial_knobs(self.config, **knobs))
@@ -121,7 +125,7 @@ def serve(folder: Path) -> Iterator[Callable[..., ServedEngine]]:
     """Start engines; they end with the test."""
     running: list[ServedEngine] = []
 
-    def start(runner: FakeRunner | None = None, knobs: dict[str, Any] | None = None, **config: Any) -> ServedEngine:
+    def start(runner: ModelRunner | None = None, knobs: dict[str, Any] | None = None, **config: Any) -> ServedEngine:
         own = folder / str(len(running))
         own.mkdir(mode=0o700)
         running.append(ServedEngine(own, runner, knobs or {}, **config).start())
@@ -130,6 +134,19 @@ def serve(folder: Path) -> Iterator[Callable[..., ServedEngine]]:
     yield start
     for engine in running:
         engine.stop()
+
+
+@pytest.fixture
+def gated_runner() -> GatedRunner:
+    """A runner whose steps the test lets go one by one."""
+    return GatedRunner()
+
+
+@pytest.fixture
+def brisk_runner() -> SimulatedRunner:
+    """A runner whose steps take half a millisecond however long the contexts are: requests outlast what a test does."""
+    model = StepModel(base_s=0.0005, per_sequence_s=0.0, per_prefill_token_s=0.0)
+    return SimulatedRunner(model, time.sleep)
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ from schedtop.control.messages import (
     GetAudit,
     GetInfo,
     GetSnapshot,
+    GetState,
+    GetStepModel,
     Goodbye,
     Hello,
     HoldRequests,
@@ -227,6 +229,8 @@ def _examples() -> list[tuple[str, FromClient | FromServer]]:
         ResetPrefixCache(preempt_running=True),
         SelfCheck(),
         DumpSteps(count=10),
+        GetStepModel(),
+        GetState(),
         GetAudit(limit=5),
         NoteRefusal(action="AddRequest", detail="priority outside the token's class"),
     ]  # fmt: skip

@@ -1,0 +1,191 @@
+"""The audit log: private, durable, complete."""
+
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from schedtop.control.audit import Actor, AuditFailed, AuditLog, AuditRow, read_audit_file
+from schedtop.control.errors import CommandRefused
+from schedtop.control.messages import (
+    AbortRequests,
+    Ack,
+    GetAudit,
+    NoteRefusal,
+    Pause,
+    RequestFilter,
+    Resume,
+    SelfCheck,
+)
+from schedtop.engine.errors import ConfigError
+
+
+def row(**fields):
+    values = {"wall": 1.7e9, "boot_id": "b", "step": 3, "actor": Actor(uid=0, client="cli"), "action": "Pause"}
+    return AuditRow(**{**values, "outcome": "done", **fields})
+
+
+@pytest.fixture
+def log(folder):
+    log = AuditLog(folder / "deep" / "audit.sqlite")
+    yield log
+    log.close()
+
+
+def test_rows_come_back_newest_first_with_their_values(log):
+    for number in range(5):
+        log.write(row(reason=f"r{number}", before={"a": number}, after=[number])).result(10)
+    newest = log.newest(3).result(10)
+    assert [entry["reason"] for entry in newest] == ["r4", "r3", "r2"]
+    assert (newest[0]["before"], newest[0]["after"]) == ({"a": 4}, [4])
+
+
+def test_the_file_is_private(log):
+    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.path.parent.stat().st_mode) == 0o700
+
+
+def test_many_rows_that_wait_are_all_written(log):
+    futures = [log.write(row(step=number)) for number in range(500)]
+    assert [future.result(30) for future in futures] == list(range(1, 501))
+
+
+def test_the_log_goes_on_where_it_stopped(log):
+    log.write(row(reason="before")).result(10)
+    log.close()
+    again = AuditLog(log.path)
+    again.write(row(reason="after")).result(10)
+    assert [entry["reason"] for entry in again.newest(9).result(10)] == ["after", "before"]
+    again.close()
+
+
+def test_the_log_can_be_read_while_and_after_it_is_written(log):
+    log.write(row(reason="x")).result(10)
+    assert [entry["reason"] for entry in read_audit_file(log.path, 5)] == ["x"]
+    log.close()
+    assert [entry["reason"] for entry in read_audit_file(log.path, 5)] == ["x"]
+
+
+def test_a_file_that_is_no_log_is_refused(folder):
+    (folder / "other").write_text("something else, and long enough not to look like an empty database" * 20)
+    with pytest.raises(ConfigError, match="can't be used"):
+        AuditLog(folder / "other")
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_audit_file(folder / "other", 1)
+    with pytest.raises(ConfigError, match="there is no audit log"):
+        read_audit_file(folder / "missing", 1)
+
+
+def test_a_log_of_a_newer_version_is_left_alone(folder):
+    with sqlite3.connect(folder / "new.sqlite") as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(ConfigError, match="written by another version"):
+        AuditLog(folder / "new.sqlite")
+
+
+def test_a_row_that_cannot_be_written_is_told_not_swallowed(log):
+    with sqlite3.connect(log.path) as database:
+        database.execute("DROP TABLE audit")
+    database.close()
+    with pytest.raises(AuditFailed, match="couldn't be written"):
+        log.write(row()).result(10)
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from schedtop.control.audit import Actor, AuditLog, AuditRow
+log = AuditLog(Path(sys.argv[1]))
+number = 0
+while True:
+    number += 1
+    log.write(AuditRow(wall=0.0, boot_id="b", step=number, actor=Actor(uid=0, client="c"), action="A",
+                       outcome="done")).result()
+    print(number, flush=True)
+"""
+
+
+def test_every_acknowledged_row_survives_kill_9(folder):
+    path = folder / "audit.sqlite"
+    with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(50)]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged += [int(line) for line in writer.stdout if line.endswith("\n")]
+    survived = [entry["step"] for entry in read_audit_file(path, 10_000)][::-1]
+    assert survived[: len(acknowledged)] == acknowledged
+    assert survived == list(range(1, len(survived) + 1))
+
+
+async def test_operations_are_recorded_with_who_why_and_the_state_before(serve):
+    engine = serve()
+    async with engine.client("night-shift") as client:
+        await client.request(Pause(mode="keep", reason="maintenance"))
+        await client.request(Resume())
+        await client.request(SelfCheck())
+        rows = await audit(client)
+    resumed, paused = rows
+    assert (paused["action"], paused["client"], paused["reason"]) == ("Pause", "night-shift", "maintenance")
+    assert (paused["before"], paused["after"]) == ("running", "all")
+    assert paused["uid"] is not None
+    assert (resumed["before"], resumed["after"]) == ("all", "running")
+
+
+async def audit(client):
+    ack = await client.request(GetAudit())
+    assert isinstance(ack, Ack)
+    return ack.data["rows"]
+
+
+async def test_the_row_is_on_disk_before_the_answer_is_sent(serve):
+    engine = serve()
+    async with engine.client() as client:
+        for mode in ("keep", "wait", "keep"):
+            await client.request(Pause(mode=mode))
+            newest = read_audit_file(engine.audit.path, 1)[0]
+            assert newest["action"] == "Pause"
+        assert len(read_audit_file(engine.audit.path, 10)) == 3
+
+
+async def test_an_answer_whose_row_could_not_be_written_says_what_has_happened(serve):
+    engine = serve()
+    with sqlite3.connect(engine.audit.path) as database:
+        database.execute("DROP TABLE audit")
+    database.close()
+    async with engine.client() as client:
+        with pytest.raises(CommandRefused, match=r"Pause was done \(step .*but the audit log") as refusal:
+            await client.request(Pause(mode="keep"))
+        assert refusal.value.code == "audit_failed"
+        assert (await engine.snapshot(client)).pause == "all"
+
+
+async def test_a_client_that_withdraws_its_own_request_leaves_no_row_but_an_operator_does(serve, make_request):
+    engine = serve()
+    async with engine.client() as owner, engine.client("operator") as operator:
+        await owner.request(Pause(mode="keep"))
+        for name in ("mine", "theirs"):
+            await owner.request(make_request(name))
+        await owner.request(AbortRequests(select=RequestFilter(ids=["mine"])))
+        await operator.request(AbortRequests(select=RequestFilter(ids=["theirs"])))
+        rows = await audit(owner)
+    assert [(entry["action"], entry["client"]) for entry in rows] == [("AbortRequests", "operator"), ("Pause", "test")]
+
+
+async def test_a_gateways_refusals_can_be_noted(serve):
+    engine = serve()
+    async with engine.client("gateway") as client:
+        await client.request(NoteRefusal(action="AddRequest", detail="priority -9 is not hers"), on_behalf_of="eve")
+        (entry,) = await audit(client)
+    assert (entry["action"], entry["outcome"], entry["on_behalf_of"]) == ("AddRequest", "refused", "eve")
+    assert entry["detail"] == "priority -9 is not hers"
+
+
+async def test_an_endless_reason_is_refused(serve):
+    engine = serve()
+    async with engine.client() as client:
+        with pytest.raises(CommandRefused, match="the reason has 501 characters, the limit is 500"):
+            await client.request(Resume(reason="x" * 501))
