@@ -97,10 +97,13 @@ def load_library() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(files[0]))
     except OSError as error:
         return None, f"the compiled kernel can't be loaded ({error})"
-    pointers, longs, ints = [ctypes.c_void_p] * 10, [ctypes.c_int64] * 5, [ctypes.c_int32]
-    library.schedtop_paged_attention.argtypes = (
-        pointers + longs + ints * 6 + [ctypes.c_float] + ints * 3  # see csrc/paged_attention.cpp
-    )
+    library.schedtop_paged_attention.argtypes = [  # as in csrc/paged_attention.cpp
+        *[ctypes.c_void_p] * 10,
+        *[ctypes.c_int64] * 5,
+        *[ctypes.c_int32] * 6,
+        ctypes.c_float,
+        *[ctypes.c_int32] * 3,
+    ]
     library.schedtop_paged_attention.restype = None
     return library, ""
 
