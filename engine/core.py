@@ -7,7 +7,7 @@ It ties a scheduler to a runner and keeps the books that watchers ask for. Rules
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Literal
 
 from schedtop.engine.config import EngineConfig
@@ -59,6 +59,7 @@ class EngineCore:
         vocab_size: int | None = None,
         scheduler: Scheduler | None = None,
         grammar_backend: GrammarBackend | None = None,
+        grammar_executor: Executor | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -69,7 +70,7 @@ class EngineCore:
         self._runner = runner
         self._eos_token_ids = tuple(eos_token_ids)
         self._vocab_size = vocab_size
-        self._grammars = grammars_for(grammar_backend, self.scheduler, self.post)
+        self._grammars = grammars_for(grammar_backend, self.scheduler, self.post, grammar_executor)
         self.on_mail: Callable[[], None] = lambda: None
         """Called, from any thread, when `post` left something to do: wakes a sleeping core thread."""
         self._mail: deque[Callable[[], None]] = deque()

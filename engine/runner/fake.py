@@ -12,6 +12,8 @@ from schedtop.engine.runner.kv_transfer import KVTransfer, NoTransfer
 from schedtop.engine.sched.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 NextToken = Callable[[list[int]], int]
+NUM_MASK_WORDS = 32
+"""With a grammar its vocabulary has 1024 tokens."""
 
 
 def hash_of_prefix(vocab_size: int = 1000) -> NextToken:
@@ -99,7 +101,7 @@ class FakeRunner:
             return []
         sampled: list[int] = []
         for draft in [*drafts, None]:
-            token = self.next_token(request.token_ids)
+            token = request.obey_grammar(self.next_token(request.token_ids))
             sampled.append(token)
             request.token_ids.append(token)
             if token != draft:
@@ -140,6 +142,20 @@ class _FakeRequest:
         self.token_ids = list(new.token_ids)
         self.block_ids = list(new.block_ids)
         self.num_computed = new.num_computed_tokens
+        self.grammar = new.grammar.new_state() if new.grammar is not None else None
+        for token in new.token_ids[new.num_prompt_tokens :] if self.grammar is not None else ():
+            assert self.grammar is not None and self.grammar.accept(token)
+
+    def obey_grammar(self, token: int) -> int:
+        """The token if the grammar allows it, otherwise one that it allows, chosen by the token."""
+        if self.grammar is None:
+            return token
+        words = [0] * NUM_MASK_WORDS
+        self.grammar.fill_bitmask(words)
+        allowed = [i for i in range(32 * NUM_MASK_WORDS) if words[i // 32] >> i % 32 & 1]
+        token = token if token in allowed else allowed[token % len(allowed)]
+        assert self.grammar.accept(token)
+        return token
 
     def slot(self, position: int, block_size: int) -> tuple[int, int]:
         return self.block_ids[position // block_size], position % block_size

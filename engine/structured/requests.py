@@ -5,6 +5,7 @@ results come back through `post`.
 """
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Protocol
 
 from schedtop.engine.errors import RequestRefused
@@ -13,7 +14,7 @@ from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.snapshot import FinishReason, WaitReason
 from schedtop.engine.structured.backend import CompiledGrammar, GrammarBackend
-from schedtop.engine.structured.manager import GrammarManager
+from schedtop.engine.structured.manager import TIME_LIMIT_S, GrammarManager
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -68,10 +69,12 @@ class NoGrammars:
 class CompiledAside:
     """Grammars compiled in worker threads."""
 
-    def __init__(self, backend: GrammarBackend, scheduler: Scheduler, post: Post) -> None:
+    def __init__(
+        self, backend: GrammarBackend, scheduler: Scheduler, post: Post, executor: Executor | None = None
+    ) -> None:
         self._scheduler = scheduler
         self._post = post
-        self._manager = GrammarManager(backend, self._built)
+        self._manager = GrammarManager(backend, self._built, executor)
 
     def check(self, sampling: SamplingParams) -> None:
         """Every grammar may be tried."""
@@ -93,32 +96,35 @@ class CompiledAside:
     def expire(self, now: float) -> None:
         """End the requests whose time is up."""
         for request_id in self._manager.expired(now):
-            self._fail(request_id, f"grammar not compiled within {self._manager.time_limit_s:g} s")
+            if (request := self._waiting(request_id)) is not None:
+                detail = f"grammar not compiled within {TIME_LIMIT_S:g} s"
+                self._scheduler.finish(request, FinishReason.ERROR, detail)
 
     def shutdown(self) -> None:
         """Compile nothing more."""
         self._manager.shutdown()
 
-    def _built(self, request_id: str, grammar: CompiledGrammar | None, error: str) -> None:
-        self._post(lambda: self._take(request_id, grammar, error))
+    def _built(self, request_id: str, schema: str, grammar: CompiledGrammar | None, error: str) -> None:
+        self._post(lambda: self._take(request_id, schema, grammar, error))
 
-    def _take(self, request_id: str, grammar: CompiledGrammar | None, error: str) -> None:
+    def _take(self, request_id: str, schema: str, grammar: CompiledGrammar | None, error: str) -> None:
+        request = self._waiting(request_id)
+        if request is None or request.sampling.grammar != schema:
+            return  # gone meanwhile, its id perhaps in use again
         self._manager.forget(request_id)
         if grammar is None:
-            self._fail(request_id, error)
-        elif (request := self._waiting(request_id)) is not None:
+            self._scheduler.finish(request, FinishReason.ERROR, error)
+        else:
             request.grammar = grammar
             self._scheduler.undefer(request)
-
-    def _fail(self, request_id: str, error: str) -> None:
-        if (request := self._waiting(request_id)) is not None:
-            self._scheduler.finish(request, FinishReason.ERROR, error)
 
     def _waiting(self, request_id: str) -> Request | None:
         request = self._scheduler.requests.get(request_id)
         return request if request is not None and request.defer_reason is WaitReason.GRAMMAR else None
 
 
-def grammars_for(backend: GrammarBackend | None, scheduler: Scheduler, post: Post) -> Grammars:
-    """Structured output as far as this engine can."""
-    return NoGrammars() if backend is None else CompiledAside(backend, scheduler, post)
+def grammars_for(
+    backend: GrammarBackend | None, scheduler: Scheduler, post: Post, executor: Executor | None = None
+) -> Grammars:
+    """Structured output as far as this engine can; `executor` is where grammars are compiled."""
+    return NoGrammars() if backend is None else CompiledAside(backend, scheduler, post, executor)
