@@ -29,13 +29,17 @@ def waiting_by_reason(sched: Scheduler) -> dict[str, int]:
     num_ready = len(sched.waiting)
     if not num_ready:
         return dict(counts)
+    passed = passed_over(sched)
+    counts.update(blocked.reason.value for blocked in passed)
+    num_left = num_ready - len(passed)
     blocked = current_block(sched)
     if blocked.reason in _BLOCKS_THOSE_BEHIND:
-        num_heads = max(1, len(passed_over(sched)))
-        counts[blocked.reason.value] += num_heads
-        counts[WaitReason.BEHIND.value] += num_ready - num_heads
+        if blocked not in passed:
+            counts[blocked.reason.value] += 1
+            num_left -= 1
+        counts[WaitReason.BEHIND.value] += num_left
     else:
-        counts[blocked.reason.value] += num_ready
+        counts[blocked.reason.value] += num_left
     return {reason: count for reason, count in counts.items() if count}
 
 

@@ -91,7 +91,7 @@ class StepPlan:
         if num_tokens:
             self.requests.remove(request)
             self.new_block_ids.pop(request.request_id, None)
-            self.spec_token_ids.pop(request.request_id, None)
+            self.num_draft_tokens -= len(self.spec_token_ids.pop(request.request_id, ()))
             self.budget += num_tokens
             request.num_computed_tokens -= num_tokens
             request.planned_tokens = 0

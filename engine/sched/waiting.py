@@ -5,6 +5,7 @@ admission (strict head of line) unless the operator chose `admission=skip`. Requ
 queue at all (`Scheduler.deferred`), so they hold up nobody.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,12 @@ def admit_waiting(sched: "Scheduler", plan: StepPlan) -> None:
         if len(sched.running) >= sched.knobs.max_num_seqs and not evict_for(sched, plan, request):
             plan.blocked = Blocked(WaitReason.SEQUENCE_CAP)
             return
+        if not may_pass(sched, plan):
+            break
         blocked = try_admit(sched, plan, request)
-        while blocked and blocked.reason is WaitReason.KV_BLOCKS and evict_for(sched, plan, request):
+        while blocked and eviction_helps(sched, blocked) and evict_for(sched, plan, request):
             blocked = try_admit(sched, plan, request)
-        if blocked and not may_pass(sched, plan, blocked):
+        if blocked and not pass_over(sched, plan, blocked):
             plan.blocked = plan.passed_over[0] if plan.passed_over else blocked
             return
     if plan.passed_over:
@@ -141,7 +144,8 @@ def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCa
     if sched.running:
         free -= kv.watermark_blocks
     if knobs.reserve_output:
-        needed = max(needed, kv.num_blocks_missing(request, sched.final_length(request), hits))
+        final = min(sched.final_length(request), kv.capacity * kv.block_size)  # alone it may try its luck
+        needed = max(needed, kv.num_blocks_missing(request, final, hits))
         free -= sched.num_blocks_promised()
     never_fits = sched.config.ends_outgrown and kv.blocks_for(len(request.token_ids)) > kv.capacity
     if needed > free and not sched.running:
@@ -171,32 +175,55 @@ def admit(
     assert blocks is not None, "admission was checked"
     request.num_computed_tokens = num_hit_tokens
     kv.hash_full_blocks(request, end)
+    for passed in plan.passed_over:
+        if passed.request is not None:
+            passed.request.num_bypassed += 1
     plan.admissions.append(Admission(request, request.was_admitted, num_hit_tokens))
     plan.give(request, end - num_hit_tokens, [])
     if request.media:
         sched.plan_media(plan, request, num_hit_tokens, end - num_hit_tokens)
     if num_padding:
         plan.spec_token_ids[request.request_id] = [-1] * num_padding
+        plan.num_draft_tokens += num_padding
     plan.count_chunk(num_hit_tokens, end - num_hit_tokens)
     sched.start_running(request, num_hit_tokens)
 
 
-def may_pass(sched: "Scheduler", plan: StepPlan, blocked: Blocked) -> bool:
-    """With admission skip: whether those behind this blocked request may be looked at.
-
-    Everybody who is passed counts it; past `max_bypass` nobody passes any more, so a big request isn't starved.
-    """
+def pass_over(sched: "Scheduler", plan: StepPlan, blocked: Blocked) -> bool:
+    """With admission skip: leave a request that lacks blocks where it is and go on; False if it stops admission."""
     if sched.knobs.admission is AdmissionRule.STRICT or blocked.reason is not WaitReason.KV_BLOCKS:
         return False
-    assert blocked.request is not None
     plan.passed_over.append(blocked)
-    return blocked.request.num_bypassed < sched.knobs.max_bypass and len(plan.passed_over) < MAX_LOOKAHEAD
+    return True
+
+
+def may_pass(sched: "Scheduler", plan: StepPlan) -> bool:
+    """Whether one more may pass those passed over in this step: nobody is passed more than `max_bypass` times."""
+    passed = [blocked.request for blocked in plan.passed_over]
+    return len(passed) < MAX_LOOKAHEAD and all(
+        request is not None and request.num_bypassed < sched.knobs.max_bypass for request in passed
+    )
+
+
+def eviction_helps(sched: "Scheduler", blocked: Blocked) -> bool:
+    """Whether a request that lacks blocks would get them if all it outranks were thrown out: nobody goes in vain."""
+    request = blocked.request
+    if blocked.reason is not WaitReason.KV_BLOCKS or request is None or not may_evict(sched):
+        return False
+    outranked = [running for running in sched.running if running.priority > request.priority]
+    users = Counter(block for running in outranked for block in running.blocks)
+    num_freed = sum(count == block.ref_cnt for block, count in users.items())
+    return blocked.needed <= blocked.free + num_freed
+
+
+def may_evict(sched: "Scheduler") -> bool:
+    """Whether the operator lets waiting requests throw out running ones."""
+    return sched.knobs.preempt_on_arrival and sched.knobs.policy is SchedulingPolicy.PRIORITY
 
 
 def evict_for(sched: "Scheduler", plan: StepPlan, request: Request) -> bool:
     """With `preempt_on_arrival`: throw out the running request of largest priority value, if larger than this one's."""
-    knobs = sched.knobs
-    if not knobs.preempt_on_arrival or knobs.policy is not SchedulingPolicy.PRIORITY or not sched.running:
+    if not may_evict(sched) or not sched.running:
         return False
     victim = max(sched.running, key=lambda running: (running.priority, running.arrival_time))
     num_settled = victim.num_computed_tokens - (victim.planned_tokens if victim.planned_in == plan.step else 0)
