@@ -1,4 +1,4 @@
-"""Knob changes over the socket: compare-and-set, dry run, all or nothing, confirm or roll back, undo, and its record."""
+"""Knob changes over the socket: compare-and-set, dry run, all or nothing, confirm or roll back, undo, audit."""
 
 import asyncio
 

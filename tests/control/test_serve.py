@@ -1,0 +1,248 @@
+"""`schedtop serve` as real processes: life, death and what is loaded."""
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from schedtop.control.client import Client
+from schedtop.control.errors import CommandRefused, Disconnected
+from schedtop.control.messages import EventBatch, GetSnapshot, Goodbye, SnapshotUpdate, Subscribe, TokenBatch
+from schedtop.engine.snapshot import FinishReason
+
+pytestmark = pytest.mark.e2e
+
+
+class Serving:
+    """A `schedtop serve` process and the lines it has printed."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.socket = folder / "schedtop" / "e.sock"
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder), "XDG_STATE_HOME": str(folder)}
+        command = [sys.executable, "-P", "-m", "schedtop", "serve", "--name", "e", *options]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def wait_for(self, text: str) -> str:
+        """The next line that contains `text`."""
+        seen = []
+        while (line := self._lines.get(timeout=60)) is not None:
+            seen.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"no {text!r} in:\n{''.join(seen)}")
+
+    def end(self) -> int:
+        """Exit status, after its output is closed."""
+        while self._lines.get(timeout=60) is not None:
+            pass
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start(folder):
+    started = []
+
+    def run(*options: str) -> Serving:
+        serving = Serving(folder, *options)
+        started.append(serving)
+        serving.wait_for("control socket")
+        return serving
+
+    yield run
+    for serving in started:
+        serving.kill()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def gateway_of(serving: Serving) -> list[int]:
+    children = Path(f"/proc/{serving.process.pid}/task/{serving.process.pid}/children").read_text()
+    return [int(pid) for pid in children.split()]
+
+
+SLOW = ("--runner", "simulated", "--no-gateway")
+
+
+def test_the_engine_process_loads_no_web_server_no_screen_and_without_a_model_no_torch():
+    code = (
+        "import sys; from schedtop.control.settings import ServeSettings; from schedtop.control import serve, build;"
+        "build.build(ServeSettings(runner='fake')); build.build(ServeSettings(runner='simulated'));"
+        "print([name for name in ('aiohttp', 'textual', 'torch', 'numpy') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+async def test_a_second_engine_of_the_same_name_refuses_in_one_line_and_the_first_goes_on(start, folder):
+    first = start(*SLOW)
+    second = Serving(folder, *SLOW)
+    assert "a server is already running on" in second.wait_for("schedtop: error:")
+    assert second.end() == 1
+    second.kill()
+    async with await Client.connect(str(first.socket), name="test"):
+        pass
+
+
+async def test_a_killed_engine_leaves_a_socket_that_the_next_one_takes_over_under_a_new_boot_id(start):
+    first = start(*SLOW)
+    async with await Client.connect(str(first.socket), name="test") as client:
+        old = client.welcome.info.boot_id
+        first.process.send_signal(signal.SIGKILL)
+        last = [message async for message in client.messages()][-1]
+        assert isinstance(last, Goodbye)
+    first.end()
+    assert first.socket.is_socket()
+    second = start(*SLOW)
+    async with await Client.connect(str(second.socket), name="test") as client:
+        assert client.welcome.info.boot_id != old
+
+
+async def test_a82_a_drain_at_the_end_lets_short_streams_finish_and_cuts_the_rest_with_a_message(start, make_request):
+    serving = start(*SLOW, "--drain", "1", "--max-model-len", "100000", "--num-kv-blocks", "20000")
+    ends: dict[str, FinishReason] = {}
+    details: dict[str, str] = {}
+    told = asyncio.Event()
+    async with await Client.connect(str(serving.socket), name="test") as client:
+        await client.request(Subscribe(interval_s=0.02))
+        for number in range(4):
+            await client.request(make_request(f"short{number}", 16, 40))
+        await client.request(make_request("long", 16, 90_000))
+
+        async def read() -> str:
+            async for message in client.messages():
+                match message:
+                    case SnapshotUpdate() if message.shutting_down:
+                        told.set()
+                    case TokenBatch():
+                        for output in message.outputs:
+                            if output.finish_reason is not None:
+                                ends[output.request_id] = output.finish_reason
+                                details[output.request_id] = output.detail
+                    case Goodbye():
+                        return message.reason
+                    case _:
+                        pass
+            raise AssertionError("no goodbye")
+
+        reading = asyncio.create_task(read())
+        serving.process.send_signal(signal.SIGTERM)
+        await told.wait()
+        with pytest.raises(CommandRefused) as refusal:
+            await client.request(make_request("late", 16, 4))
+        assert refusal.value.code == "shutting_down"
+        assert await reading == "the engine is shutting down"
+    assert ends == {**{f"short{number}": FinishReason.LENGTH for number in range(4)}, "long": FinishReason.ABORT}
+    assert details["long"] == "the engine is shutting down"
+    assert serving.end() == 0
+    assert not serving.socket.exists()
+
+
+async def test_a_second_signal_cuts_the_drain_short(start, make_request):
+    serving = start(*SLOW, "--drain", "3600", "--max-model-len", "100000", "--num-kv-blocks", "20000")
+    async with await Client.connect(str(serving.socket), name="test") as client:
+        await client.request(make_request("long", 16, 90_000))
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_for("again to cut them")
+        serving.process.send_signal(signal.SIGINT)
+        assert isinstance([message async for message in client.messages()][-1], Goodbye)
+    assert serving.end() == 0
+
+
+def test_a_gateway_that_dies_is_started_again_and_ends_with_the_engine(start):
+    serving = start("--runner", "fake", "--port", "0")
+    serving.wait_for("gateway on http://127.0.0.1:")
+    (first,) = gateway_of(serving)
+    os.kill(first, signal.SIGKILL)
+    serving.wait_for("the gateway ended with signal SIGKILL; next start in 0.5 s")
+    serving.wait_for("gateway on http://127.0.0.1:")
+    (second,) = gateway_of(serving)
+    assert second != first
+    serving.process.terminate()
+    assert serving.end() == 0
+    assert not is_running(second)
+
+
+def test_a_gateway_does_not_outlive_a_killed_engine(start):
+    serving = start("--runner", "fake", "--port", "0")
+    serving.wait_for("gateway on")
+    (gateway,) = gateway_of(serving)
+    serving.process.kill()
+    serving.end()  # reads until the gateway has closed the output it shares
+    for _ in range(1000):
+        if not is_running(gateway):
+            return
+        os.sched_yield()
+    raise AssertionError("the gateway still runs")
+
+
+_DIES = """
+import sys
+from pathlib import Path
+from schedtop.control import build, serve
+from schedtop.control.settings import ServeSettings
+from schedtop.engine.core import EngineCore
+
+def explode(self):
+    raise RuntimeError("out of luck")
+
+EngineCore.step = explode
+settings = ServeSettings(runner="fake", gateway=False, socket=sys.argv[1], audit=sys.argv[1] + ".audit")
+sys.exit(serve.serve(settings, lambda line: print(line, flush=True)))
+"""
+
+
+@pytest.fixture
+def dying(folder):
+    """An engine whose first step raises; its standard output is open."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _DIES, str(folder / "e.sock")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "engine" in process.stdout.readline()
+        yield process
+        process.kill()
+
+
+async def test_a_dying_engine_ends_the_process_with_status_and_reason(dying, folder, make_request):
+    async with await Client.connect(str(folder / "e.sock"), name="test") as client:
+        submitting = asyncio.gather(client.request(make_request("r1")), return_exceptions=True)
+        last = [message async for message in client.messages() if not isinstance(message, EventBatch)][-1]
+        assert isinstance(last, Goodbye)
+        assert last.reason == "the engine died: RuntimeError: out of luck"
+        await submitting
+        with pytest.raises(Disconnected, match="out of luck"):
+            await client.request(GetSnapshot())
+    assert "the engine died: RuntimeError: out of luck" in dying.stdout.read()
+    assert dying.wait(60) == 1
+    assert not (folder / "e.sock").exists()
