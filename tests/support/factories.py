@@ -26,7 +26,8 @@ CONFIG_NAMES = set(EngineConfig.__struct_fields__)
 
 def make_config(usable: int = 1000, **settings: Any) -> EngineConfig:
     """Sizes of a test engine; `usable` counts the KV blocks that requests can use."""
-    fields = {"max_num_batched_tokens": 2048, "max_num_seqs": 64, **settings}
+    fields = {"max_num_batched_tokens": 2048, **settings}
+    fields.setdefault("max_num_seqs", min(64, fields["max_num_batched_tokens"]))
     null_block = fields.setdefault("null_block", True)
     fields.setdefault("num_kv_blocks", usable + null_block)
     return EngineConfig(**fields)
