@@ -14,6 +14,7 @@ from schedtop.engine.runner.batch import InputBatch, StepBatch
 from schedtop.engine.runner.loader.checkpoint import Checkpoint, open_checkpoint
 from schedtop.engine.runner.models.llama import LlamaModel
 from schedtop.engine.runner.placement import RunnerInfo, choose_placement
+from schedtop.engine.runner.prompt_logprobs import PromptLogprobs
 from schedtop.engine.runner.sampler import Sampler
 from schedtop.engine.runner.verify import sample_step
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
@@ -61,6 +62,7 @@ class ModelRunner:
         """One tensor per layer: a single one for all, written in place, would hinder torch."""
         self._batch = InputBatch(config.max_num_seqs, max_positions, config.block_size, placement.device)
         self._sampler = Sampler(model_config.eos_token_ids)
+        self._prompt_logprobs = PromptLogprobs(self._batch, self._model.logits)
         self._num_drafts = config.max_num_speculative_tokens
 
     @torch.inference_mode()
@@ -73,6 +75,7 @@ class ModelRunner:
         drafts = scheduler_output.scheduled_spec_decode_tokens
         step = self._batch.prepare(scheduler_output.num_scheduled_tokens, drafts)
         hidden = self._model.forward(step.token_ids, step.positions, self.kv_caches, step.meta)
+        self._prompt_logprobs.collect(step, hidden, output)
         self._batch.advance(step)
         if step.sampled_of:
             logits = self._model.logits(hidden[step.sampled_rows])
@@ -87,7 +90,9 @@ class ModelRunner:
         self.kv_caches = []
 
     def _update(self, output: SchedulerOutput) -> None:
-        self._batch.remove([*output.finished_req_ids, *output.preempted_req_ids])
+        gone = [*output.finished_req_ids, *output.preempted_req_ids]
+        self._batch.remove(gone)
+        self._prompt_logprobs.forget([*gone, *(new.req_id for new in output.scheduled_new_reqs)])
         new_ids = set()
         for new in output.scheduled_new_reqs:
             seed = new.sampling_params.seed

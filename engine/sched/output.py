@@ -66,6 +66,9 @@ class ModelRunnerOutput:
 
     sampled_token_ids: list[list[int]]
     logprobs: dict[str, list[list[tuple[int, float]]]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[list[tuple[int, float]] | None]] = field(default_factory=dict)
+    """Of requests that asked, in the step that completes their prompt: one entry per prompt token, shaped as above;
+    None for the first token and for those found in the prefix cache."""
     draft_token_ids: dict[str, list[int]] = field(default_factory=dict)
     finished_loads: dict[str, bool] = field(default_factory=dict)
     """Connector loads that have ended: request id -> whether all blocks arrived."""
