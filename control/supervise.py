@@ -27,7 +27,7 @@ class SupervisedProcess:
     def __init__(self, arguments: Sequence[str]) -> None:
         """`arguments` as after `schedtop`: gateway, --connect, ..."""
         self.num_starts = 0
-        self._command = [sys.executable, "-m", "schedtop.control.tied", str(os.getpid()), *arguments]
+        self._command = [sys.executable, "-m", "schedtop.cli.tied", str(os.getpid()), *arguments]
         self._name = arguments[0]
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0

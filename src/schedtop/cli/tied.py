@@ -1,4 +1,4 @@
-"""`python -m schedtop.control.tied PID COMMAND...`: the schedtop command line, ended by the system if process PID dies.
+"""`python -m schedtop.cli.tied PID COMMAND...`: the schedtop command line, ended by the system if process PID dies.
 
 So a gateway doesn't outlive the engine process that supervises it, however that one ends. Nothing else is in here.
 """
