@@ -130,6 +130,7 @@ class Generation:
         self._on_answered = on_answered
         self._stream = TokenStream(on_cut=self.close)
         self._by_id = {answer.request_id: answer for answer in self.answers}
+        self._is_open = False
 
     def _answers(self, tokenizer: Tokenizer) -> list[Answer]:
         plan = self.plan
@@ -161,6 +162,7 @@ class Generation:
                 raise ApiError(
                     409, f"request id {request_id!r} is in use by a live request; choose another", code="id_in_use"
                 )
+        self._is_open = True
         self._link.open_stream(ids, self._stream)
         replies = await asyncio.gather(*map(self._add, self.answers), return_exceptions=True)
         for reply in replies:
@@ -212,6 +214,9 @@ class Generation:
 
     def close(self) -> None:
         """Forget the request and abort what still runs; idempotent, never waits."""
+        if not self._is_open:
+            return  # refused for an id in use: the stream of that id is somebody else's
+        self._is_open = False
         self._link.close_stream(self._by_id)
         live = [answer for answer in self.answers if answer.is_in_engine]
         for answer in live:

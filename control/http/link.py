@@ -111,6 +111,8 @@ class EngineLink:
         self.on_welcome: list[Callable[[Welcome], None]] = []
         self.was_seen = asyncio.Event()
         """Set once an engine has been reached; `welcome` is there from then on."""
+        self.was_lost = asyncio.Event()
+        """Set while a connection that once was is gone."""
         self._name = name
         self._client: Client | None = None
         self._welcome: Welcome | None = None
@@ -173,6 +175,7 @@ class EngineLink:
             reason = error
         finally:
             self._client = None
+            self.was_lost.set()
             self._lost(reason)
             await client.close()
         logger.warning("lost the engine at %s: %s", self.target, reason)
@@ -186,6 +189,7 @@ class EngineLink:
         logger.info("connected to %s (%s)", client.welcome.info.name, self.target)
         for listener in self.on_welcome:
             listener(client.welcome)
+        self.was_lost.clear()
         self.was_seen.set()
 
     def _lost(self, reason: Exception) -> None:

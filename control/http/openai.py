@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from schedtop.control.errors import Disconnected
+from schedtop.control.errors import CommandRefused, Disconnected
 from schedtop.control.http import sse
 from schedtop.control.http.auth import Caller
 from schedtop.control.http.failures import ApiError, from_disconnect
@@ -133,6 +133,9 @@ class OpenAiRoutes:
                 if body.stream:
                     return await self._stream(request, body, generation, renderer, echoes)
                 return await self._whole(generation, renderer, echoes)
+            except CommandRefused as refused:
+                self._service.refused(refused.code, refused.message)
+                raise
             finally:
                 generation.close()
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,15 @@ def says(text: str, num_prompt: int) -> NextToken:
     return next_token
 
 
-class GatedRunner(FakeRunner):
-    """Steps wait for `allow`, so that a test decides when the engine moves."""
+class PacedRunner(FakeRunner):
+    """Each step takes a moment, as with a model, so that requests live long enough to be watched."""
 
-    def __init__(self, block_size: int = 16, next_token: NextToken = letters) -> None:
+    def __init__(self, block_size: int, next_token: NextToken, step_s: float) -> None:
         super().__init__(block_size, next_token)
-        self._gate = threading.Semaphore(0)
-        self._is_open = False
-
-    def allow(self, num_steps: int) -> None:
-        self._gate.release(num_steps)
-
-    def open(self) -> None:
-        self._is_open = True
-        self._gate.release(1000)
+        self._step_s = step_s
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        if not self._is_open:
-            self._gate.acquire()
+        time.sleep(self._step_s)
         return super().execute_model(scheduler_output)
 
 
@@ -97,8 +88,6 @@ class Served:
         self.server.start(self.path)
 
     def stop(self) -> None:
-        if isinstance(self.runner, GatedRunner):
-            self.runner.open()
         self.server.stop()
         self.loop.stop()
         self.core.shutdown()
@@ -175,16 +164,16 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 async def start_world(folder: Path) -> AsyncIterator[StartWorld]:
-    """Starts engine and gateway; keywords: `next_token`, `is_gated`, `knobs`, `gateway`, and fields of EngineConfig."""
+    """Starts engine and gateway; keywords: `next_token`, `step_s`, `knobs`, `gateway`, and fields of EngineConfig."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
             next_token: NextToken = letters, knobs: dict[str, Any] | None = None, gateway: dict[str, Any] | None = None,
-            load_tokenizer: Any = lambda info: ByteTokenizer(), is_gated: bool = False, eos: Any = (),
+            load_tokenizer: Any = lambda info: ByteTokenizer(), step_s: float = 0.0, eos: Any = (),
             runner: Any = None, **config: Any,
         ) -> World:  # fmt: skip
             settings = EngineConfig(**{"max_model_len": 256, **config})
-            runner = runner or (GatedRunner if is_gated else FakeRunner)(settings.block_size, next_token)
+            runner = runner or PacedRunner(settings.block_size, next_token, step_s)
             core = EngineCore(settings, runner, initial_knobs(settings, **(knobs or {})), eos_token_ids=eos)
             served = Served(folder, core, runner)
             served.start()

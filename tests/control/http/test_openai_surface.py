@@ -1,5 +1,6 @@
 """OpenAI's API field by field: what is taken, what it does, and what is refused with which words."""
 
+import io
 import json
 
 import pytest
@@ -20,7 +21,7 @@ class TellingRunner(FakeRunner):
 
     def execute_model(self, scheduler_output):
         for new in scheduler_output.scheduled_new_reqs:
-            self.sampling[new.req_id] = new.sampling
+            self.sampling[new.req_id] = new.sampling_params
         result = super().execute_model(scheduler_output)
         result.logprobs = {
             req_id: [[(token, -0.5), (65, -1.0), (0xE2, -2.0)] for token in tokens]
@@ -218,7 +219,7 @@ async def test_a_body_that_is_no_json_object_is_a_bad_request(world, body) -> No
 
 async def test_a_body_beyond_the_limit_is_too_large(world) -> None:
     headers = {"Content-Type": "application/json"}
-    async with world.session.post("/v1/completions", data=b" " * (17 << 20), headers=headers) as response:
+    async with world.session.post("/v1/completions", data=io.BytesIO(b" " * (17 << 20)), headers=headers) as response:
         assert response.status == 413
         assert (await response.json())["error"]["code"] == "http_413"
 

@@ -1,0 +1,198 @@
+"""`/metrics`: vLLM's names wherever we have the thing, and numbers that stay true."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from schedtop.control.http.histogram import Histogram, one_two_five
+
+VLLM_PAGE = Path(__file__).parent / "vllm-0.32-metrics.txt"
+NOT_OURS = {
+    "vllm:estimated_flops_per_gpu", "vllm:estimated_read_bytes_per_gpu", "vllm:estimated_write_bytes_per_gpu",
+    "vllm:engine_sleep_state", "vllm:external_prefix_cache_queries", "vllm:external_prefix_cache_hits",
+    "vllm:mm_cache_queries", "vllm:mm_cache_hits", "vllm:prompt_tokens_cached_by_source",
+    "vllm:request_prefill_kv_computed_tokens",
+}  # fmt: skip
+"""Of vLLM's page, what this engine has no such thing for, or doesn't count by request."""
+LABELS = '{engine="0",model_name="fake"}'
+
+
+def families(page: str) -> dict:
+    found = {family.name: family for family in text_string_to_metric_families(page) if family.samples}
+    return {name: family for name, family in found.items() if not name.endswith("_created")}
+
+
+async def page(world) -> str:
+    async with world.session.get("/metrics") as response:
+        assert response.content_type == "text/plain"
+        return await response.text()
+
+
+async def test_vllms_metrics_have_vllms_names_types_labels_and_buckets(start_world) -> None:
+    world = await start_world(max_model_len=2048)
+    await world.complete("hello", max_tokens=3)
+    ours, theirs = families(await page(world)), families(VLLM_PAGE.read_text())
+    expected = {name for name in theirs if name.startswith("vllm:")} - NOT_OURS
+    assert expected <= ours.keys()
+    for name in expected - {"vllm:cache_config_info"}:
+        assert ours[name].type == theirs[name].type, name
+        assert _shape(ours[name]) >= _shape(theirs[name]), name
+
+
+def _shape(family) -> set:
+    """Names and labels of the samples, model apart, sources we don't have apart."""
+    return {
+        (sample.name, tuple(sorted((key, value) for key, value in sample.labels.items() if key != "model_name")))
+        for sample in family.samples
+        if not sample.name.endswith("_created") and sample.labels.get("source") != "external_kv_transfer"
+    }
+
+
+async def test_cache_config_has_the_sizes_that_dashboards_read(world) -> None:
+    (sample,) = families(await page(world))["vllm:cache_config_info"].samples
+    assert (sample.labels["block_size"], sample.labels["num_gpu_blocks"]) == ("16", "999")
+
+
+async def test_ten_at_once_with_room_for_one_are_one_running_and_nine_waiting(start_world) -> None:
+    world = await start_world(step_s=0.003, max_num_seqs=1)
+    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(10)]
+    await world.until(lambda s: s.num_running == 1 and s.num_waiting == 9)
+    metrics = await world.metrics()
+    assert metrics[f"vllm:num_requests_running{LABELS}"] == 1
+    assert metrics[f"vllm:num_requests_waiting{LABELS}"] == 9
+    reasons = [value for name, value in metrics.items() if name.startswith("vllm:num_requests_waiting_by_reason")]
+    assert sum(reasons) == 9
+    await leave(tasks)
+
+
+async def test_everything_aborted_at_once_shows_as_nothing_without_any_traffic(start_world) -> None:
+    world = await start_world(step_s=0.003)
+    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(50)]
+    await world.until(lambda s: s.num_running + s.num_waiting == 50)
+    await leave(tasks)
+    await world.until(lambda s: s.num_running + s.num_waiting == 0)
+    metrics = await world.metrics()
+    assert metrics[f"vllm:num_requests_running{LABELS}"] == 0
+    assert metrics[f"vllm:num_requests_waiting{LABELS}"] == 0
+    assert metrics[f"vllm:kv_cache_usage_perc{LABELS}"] == 0
+    assert metrics["schedtop_snapshot_age_seconds"] >= 0
+
+
+async def leave(tasks: list[asyncio.Task]) -> None:
+    """All these clients go away."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _balance(metrics: dict[str, float]) -> tuple[float, float]:
+    ended = sum(value for name, value in metrics.items() if name.startswith("vllm:request_success_total"))
+    live = metrics[f"vllm:num_requests_running{LABELS}"] + metrics[f"vllm:num_requests_waiting{LABELS}"]
+    return metrics[f"schedtop_requests_added_total{LABELS}"], ended + live
+
+
+async def test_requests_added_are_those_ended_and_those_alive_at_every_scrape(start_world) -> None:
+    world = await start_world(step_s=0.003, max_num_seqs=4, knobs={"max_num_queued_reqs": 6})
+    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=40)) for _ in range(12)]
+    await world.until(lambda s: s.counters.added + s.counters.refused == 12)
+    await leave(tasks[:5])
+    while not all(task.done() for task in tasks):
+        added, accounted = _balance(await world.metrics())
+        assert added == accounted
+    await world.until(lambda s: s.num_running + s.num_waiting == 0)
+    metrics = await world.metrics()
+    assert len(set(_balance(metrics))) == 1
+    assert (
+        metrics[f"schedtop_requests_refused_total{LABELS}"]
+        == 12 - metrics[f"schedtop_requests_added_total{LABELS}"]
+        > 0
+    )
+
+
+async def test_each_sequence_gives_one_first_token_sample_whatever_happens_to_it(start_world) -> None:
+    world = await start_world(num_kv_blocks=13, max_num_batched_tokens=64)
+    bodies = [{"prompt": chr(97 + index) * 32, "max_tokens": 20} for index in range(6)]
+    answers = await asyncio.gather(*(world.complete(**body) for body in bodies), world.complete("z" * 16, n=3))
+    assert all(status == 200 for status, _ in answers)
+    await _steps_seen(world)
+    metrics = await world.metrics()
+    assert metrics[f"vllm:num_preemptions_total{LABELS}"] > 0
+    assert metrics[f"vllm:time_to_first_token_seconds_count{LABELS}"] == 9
+    assert metrics[f"schedtop_first_tokens_total{LABELS}"] == 9
+    gaps = metrics[f"vllm:inter_token_latency_seconds_count{LABELS}"]
+    assert gaps == metrics[f"vllm:generation_tokens_total{LABELS}"] - 9
+    assert metrics[f"vllm:e2e_request_latency_seconds_count{LABELS}"] == 9
+    assert metrics[f"vllm:request_generation_tokens_count{LABELS}"] == 9
+    assert metrics["schedtop_step_records_missed_total"] == 0
+
+
+async def _steps_seen(world) -> None:
+    """Until the subscription has brought all steps."""
+    last = (await world.snapshot()).last_step.step
+    seen = asyncio.Event()
+    world.gateway.link.on_update.append(lambda update: seen.set())
+    while (world.gateway.metrics.samples._last_step or 0) < last:
+        await seen.wait()
+        seen.clear()
+
+
+async def test_no_series_comes_from_what_clients_send(world) -> None:
+    await world.complete("hello", max_tokens=1)
+    await _steps_seen(world)
+    before = _series(await page(world))
+    fields = [{"request_id": f"id-{index}", "priority": index, "user": f"user-{index}"} for index in range(40)]
+    fields += [{"stop": [f"x{index}"], "cache_salt": f"salt{index}", "model": f"m{index}"} for index in range(20)]
+    await asyncio.gather(*(world.complete("hello", max_tokens=1, **extra) for extra in fields))
+    for path in ("/no/such/path", "/v1/models"):
+        await world.send("GET", path)
+    assert _series(await page(world)) == before
+
+
+def _series(text: str) -> set[str]:
+    return {re.sub(r" \S+$", "", line) for line in text.splitlines() if not line.startswith("#")}
+
+
+async def test_openmetrics_is_spoken_to_those_who_ask_for_it(world) -> None:
+    headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with world.session.get("/metrics", headers=headers) as response:
+        assert response.content_type == "application/openmetrics-text"
+        assert (await response.text()).endswith("# EOF\n")
+
+
+async def test_without_an_engine_the_page_says_so_and_shows_no_old_numbers(world) -> None:
+    await world.complete("hello", max_tokens=1)
+    world.served.stop()
+    await world.gateway.link.was_lost.wait()
+    metrics = await world.metrics()
+    assert metrics["schedtop_engine_up"] == 0
+    assert not any(name.startswith("vllm:") for name in metrics)
+
+
+async def test_rejections_are_counted_by_the_limit_that_caused_them(start_world) -> None:
+    world = await start_world(step_s=0.003, max_num_seqs=1, knobs={"max_num_queued_reqs": 1})
+    tasks = []
+    for num_waiting in range(2):
+        tasks.append(asyncio.create_task(world.complete("x", max_tokens=200)))
+        await world.until(lambda s, expected=num_waiting: (s.num_running, s.num_waiting) == (1, expected))
+    status, _ = await world.complete("max_num_queued_tokens", request_id="max_num_queued_tokens")
+    metrics = await world.metrics()
+    assert status == 429
+    assert metrics['vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_reqs"}'] == 1
+    assert metrics['vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_tokens"}'] == 0
+    await leave(tasks)
+
+
+def test_a_sample_equal_to_a_bound_counts_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    histogram.observe(1.0)
+    histogram.observe(2.0, 3)
+    histogram.observe(2.1)
+    assert (histogram.counts, histogram.total, histogram.num_samples) == ([1, 3, 1], 9.1, 5)
+
+
+@pytest.mark.parametrize(("limit", "last"), [(2048, 2000.0), (4096, 2000.0), (5000, 5000.0), (1, 1.0), (None, 1e6)])
+def test_token_count_bounds_end_at_the_models_length(limit, last) -> None:
+    assert one_two_five(limit)[-1] == last
