@@ -45,9 +45,13 @@ class FreeBlockQueue:
 
     def popleft(self) -> KVCacheBlock:
         """Take the front block; the caller knows that there is one."""
-        block = self._ends.next
-        assert block is not None and block is not self._ends, "popleft from an empty free queue"
-        self.remove(block)
+        ends, block = self._ends, self._ends.next
+        assert block is not None and block is not ends, "popleft from an empty free queue"
+        follower = block.next
+        assert follower is not None
+        ends.next, follower.prev = follower, ends
+        block.prev = block.next = None
+        self.num_free -= 1
         return block
 
     def append(self, block: KVCacheBlock) -> None:

@@ -4,9 +4,10 @@ hash(block) = H(hash of the block before, its tokens, its extra keys). H is BLAK
 find would hand one user's context to another. Nothing here knows blocks or requests.
 """
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from hashlib import blake2b
+from struct import Struct
 
 import msgspec
 
@@ -15,6 +16,13 @@ HASH_SCHEME = "schedtop.kv.v1"
 
 _PERSON = HASH_SCHEME.encode()  # domain separation: no other use of BLAKE2b can give the same digests
 _DIGEST_SIZE = 32
+_EMPTY = blake2b(digest_size=_DIGEST_SIZE, person=_PERSON)
+
+
+@cache
+def _packer(num_tokens: int) -> Callable[..., bytes]:
+    """Packs as many token ids, 8 bytes each: several times faster than building an array."""
+    return Struct(f"<{num_tokens}q").pack
 
 
 def root_hash(adapter: str | None, cache_salt: str | None) -> bytes:
@@ -24,8 +32,9 @@ def root_hash(adapter: str | None, cache_salt: str | None) -> bytes:
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:
     """Hash of a full block: `token_ids` has exactly block-size entries; `extra_keys` name media inside the block."""
-    state = blake2b(parent, digest_size=_DIGEST_SIZE, person=_PERSON)
-    state.update(array("q", token_ids))
+    state = _EMPTY.copy()
+    state.update(parent)
+    state.update(_packer(len(token_ids))(*token_ids))
     if extra_keys:
         state.update(msgspec.msgpack.encode(extra_keys))
     return state.digest()

@@ -8,7 +8,8 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterable
 
-from schedtop.engine.runner.kv_transfer import KVTransfer, NoTransfer
+from schedtop.engine.kv.connector.format import KVFormat
+from schedtop.engine.runner.kv_transfer import BlockMemory, KVTransfer, NoTransfer, run_with_transfers
 from schedtop.engine.sched.output import ModelRunnerOutput, NewRequestData, SchedulerOutput
 
 NextToken = Callable[[list[int]], int]
@@ -37,21 +38,12 @@ class FakeRunner:
         self.block_contents: dict[int, dict[int, int]] = {}
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.memory: BlockMemory = FakeMemory(self.block_contents, block_size)
         self.transfer: KVTransfer = NoTransfer()
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; asserts that every context block holds what the request's tokens say."""
-        meta = scheduler_output.kv_connector_metadata
-        if meta is not None:
-            self.transfer.start_load_kv(meta)
-        try:
-            result = self._run_step(scheduler_output)
-        except Exception:
-            self.transfer.step_failed(scheduler_output.step)
-            raise
-        if meta is not None:
-            self.transfer.wait_for_save(meta, scheduler_output.step)
-        return result
+        return run_with_transfers(self.transfer, scheduler_output, self._run_step)
 
     def _run_step(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
@@ -70,15 +62,6 @@ class FakeRunner:
         """Forget everything."""
         self.transfer.shutdown()
         self.requests.clear()
-
-    def read_block(self, block_id: int) -> bytes:
-        """The prefixes its slots were computed from, as int64; -1 where nothing was computed."""
-        content = self.block_contents.get(block_id, {})
-        return array("q", [content.get(slot, -1) for slot in range(self.block_size)]).tobytes()
-
-    def write_block(self, block_id: int, content: bytes) -> None:
-        """Fill a block with what `read_block` gave."""
-        self.block_contents[block_id] = dict(enumerate(array("q", content)))
 
     def _update_requests(self, output: SchedulerOutput) -> None:
         for req_id in [*output.finished_req_ids, *output.preempted_req_ids]:
@@ -132,6 +115,27 @@ class FakeRunner:
             if position >= start:
                 block_id, slot = request.slot(position, self.block_size)
                 self.block_contents.setdefault(block_id, {})[slot] = prefix
+
+
+class FakeMemory:
+    """The fake KV cache by block: per slot the prefix it was computed from, as int64; -1 where there is none."""
+
+    def __init__(self, contents: dict[int, dict[int, int]], block_size: int) -> None:
+        self._contents = contents
+        self._block_size = block_size
+
+    def format(self, model: str, namespace: str = "") -> KVFormat:
+        """What the blocks are."""
+        return KVFormat(model=model, dtype="int64", block_shape=(self._block_size,), namespace=namespace)
+
+    def read_block(self, block_id: int) -> bytes:
+        """A copy of a block."""
+        content = self._contents.get(block_id, {})
+        return array("q", [content.get(slot, -1) for slot in range(self._block_size)]).tobytes()
+
+    def write_block(self, block_id: int, content: bytes) -> None:
+        """Fill a block."""
+        self._contents[block_id] = dict(enumerate(array("q", content)))
 
 
 class _FakeRequest:

@@ -11,7 +11,9 @@ from concurrent.futures import Executor
 from typing import Protocol
 
 from schedtop.engine.kv.connector.base import BlockTransfer, KVConnectorMetadata
+from schedtop.engine.kv.connector.format import KVFormat
 from schedtop.engine.kv.connector.store import BlockStore
+from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +23,10 @@ MAX_PENDING_SAVES = 256
 
 class BlockMemory(Protocol):
     """A runner's KV cache, block by block, all layers together."""
+
+    def format(self, model: str, namespace: str = "") -> KVFormat:
+        """What its blocks are, for a model whose weights have this fingerprint."""
+        ...
 
     def read_block(self, block_id: int) -> bytes:
         """A copy of a block's content."""
@@ -145,7 +151,25 @@ class KVTransferWorker:
         self._store.close()
 
 
-class TransferringRunner(BlockMemory, Protocol):
+class TransferringRunner(Protocol):
     """A runner that can take part in KV transfers."""
 
     transfer: KVTransfer
+    memory: BlockMemory
+
+
+def run_with_transfers(
+    transfer: KVTransfer, output: SchedulerOutput, run_step: Callable[[SchedulerOutput], ModelRunnerOutput]
+) -> ModelRunnerOutput:
+    """A runner's step, with the step's loads begun before it and its saves copied after it."""
+    meta = output.kv_connector_metadata
+    if meta is not None:
+        transfer.start_load_kv(meta)
+    try:
+        result = run_step(output)
+    except Exception:
+        transfer.step_failed(output.step)
+        raise
+    if meta is not None:
+        transfer.wait_for_save(meta, output.step)
+    return result

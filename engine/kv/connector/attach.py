@@ -46,7 +46,7 @@ def attach_store(
     )
     scheduler.defers_block_free = True
     runner.transfer = KVTransferWorker(
-        runner,
+        runner.memory,
         store,
         lambda request_id, is_ok: core.post(lambda: transfers.load_finished(scheduler, request_id, is_ok)),
         reads=reads,
