@@ -11,6 +11,8 @@ import torch
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.runner.batch import InputBatch, StepBatch
+from schedtop.engine.runner.kv_memory import PagedMemory
+from schedtop.engine.runner.kv_transfer import BlockMemory, KVTransfer, NoTransfer, run_with_transfers
 from schedtop.engine.runner.loader.checkpoint import Checkpoint, open_checkpoint
 from schedtop.engine.runner.models.llama import LlamaModel
 from schedtop.engine.runner.placement import RunnerInfo, choose_placement
@@ -60,6 +62,8 @@ class ModelRunner:
             for _ in range(model_config.num_layers)
         ]
         """One tensor per layer: a single one for all, written in place, would hinder torch."""
+        self.memory: BlockMemory = PagedMemory(self.kv_caches)
+        self.transfer: KVTransfer = NoTransfer()
         self._batch = InputBatch(config.max_num_seqs, max_positions, config.block_size, placement.device)
         self._sampler = Sampler(model_config.eos_token_ids)
         self._prompt_logprobs = PromptLogprobs(self._batch, self._model.logits)
@@ -68,6 +72,9 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Run one step; see `base.py`."""
+        return run_with_transfers(self.transfer, scheduler_output, self._run_step)
+
+    def _run_step(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         self._update(scheduler_output)
         output = ModelRunnerOutput(sampled_token_ids=[[] for _ in scheduler_output.num_scheduled_tokens])
         if not output.sampled_token_ids:
@@ -86,6 +93,7 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Give back the memory; idempotent."""
+        self.transfer.shutdown()
         self._batch.remove(list(self._batch.requests))
         self.kv_caches = []
 
