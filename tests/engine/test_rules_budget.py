@@ -172,7 +172,7 @@ def test_a_withdrawn_request_leaves_no_tokens_in_any_part_of_the_split() -> None
 def test_drafts_are_verified_and_the_output_is_that_of_plain_decoding() -> None:
     for depth in (False, True):
         engine = Engine(max_num_speculative_tokens=3, async_scheduling=depth)
-        engine.runner.proposer = lambda tokens: oracle(tokens, 2) + [1]
+        engine.runner.proposer = lambda tokens: [*oracle(tokens, 2), 1]
         engine.add("r", 40, 33)
         taken = engine.run()
         assert taken.tokens["r"] == oracle(engine.plans[0].output.scheduled_new_reqs[0].token_ids, 33)

@@ -18,7 +18,7 @@ def running_full(usable: int = 4, count: int = 2, length: int = 32, **settings):
 
 
 def test_preemption_frees_the_blocks_forgets_what_was_computed_and_keeps_the_output() -> None:
-    sched, (r0, r1) = running_full()
+    sched, (_, r1) = running_full()
     output = r1.output_token_ids
     plan = sched.schedule()
     assert plan.preempted == [r1]
@@ -39,7 +39,7 @@ def test_a_preempted_request_samples_nothing_twice() -> None:
 
 
 def test_under_fcfs_the_most_recently_admitted_is_the_victim() -> None:
-    sched, (r0, r1, r2) = running_full(usable=6, count=3)
+    sched, (_, _, r2) = running_full(usable=6, count=3)
     assert sched.schedule().preempted == [r2]
 
 
@@ -100,7 +100,7 @@ def test_a_withdrawn_victim_refunds_its_tokens_to_the_budget() -> None:
 
 
 def test_a_victim_goes_to_the_front_of_the_queue() -> None:
-    sched, (r0, r1) = running_full()
+    sched, _ = running_full()
     sched.add_request(make_request("older", 10))
     sched.schedule()
     assert [request.request_id for request in sched.waiting] == ["r1", "older"]
@@ -187,7 +187,7 @@ def test_an_operators_preemption_does_not_stop_admission() -> None:
 
 
 def test_the_record_of_a_preemption_names_everything() -> None:
-    sched, (r0, r1) = running_full(usable=4)
+    sched, (_, r1) = running_full(usable=4)
     sched.schedule()
     record = sched.stats.recent_preemptions[-1]
     assert (record.victim, record.beneficiary, record.num_lost_tokens) == ("r1", "r0", 32)
