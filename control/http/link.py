@@ -128,11 +128,11 @@ class EngineLink:
 
     async def close(self) -> None:
         """End the connection; live requests end with it."""
+        self._lost(Disconnected("the gateway is shutting down"))
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self._lost(Disconnected("the gateway is shutting down"))
 
     @property
     def is_connected(self) -> bool:

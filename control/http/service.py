@@ -13,7 +13,7 @@ from schedtop.control.http.generation import Answer, Plan
 from schedtop.control.http.health import StallWatch
 from schedtop.control.http.link import EngineLink
 from schedtop.control.http.text import Tokenizer
-from schedtop.control.messages import EngineInfo, NoteRefusal, SnapshotUpdate
+from schedtop.control.messages import EngineInfo, NoteRefusal, SnapshotUpdate, Welcome
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.snapshot import PauseState
 
@@ -45,7 +45,9 @@ class Service:
         self._num_live = 0
         self._all_ended = asyncio.Event()
         self._all_ended.set()
+        self._preloading: asyncio.Task[None] | None = None
         link.on_update.append(self._see)
+        link.on_welcome.append(self._preload)
 
     def _see(self, update: SnapshotUpdate) -> None:
         self._stall_watch.see(update.snapshot, time.monotonic())
@@ -68,6 +70,14 @@ class Service:
                     ) from error
                 self._tokenizer_of = info.model_path
             return self._tokenizer
+
+    def _preload(self, welcome: Welcome) -> None:
+        """Load the tokenizer before the first request needs it."""
+        self._preloading = asyncio.create_task(self._load_early())
+
+    async def _load_early(self) -> None:
+        with contextlib.suppress(ApiError):  # told to the first request instead
+            await self.tokenizer()
 
     def answered(self, answer: Answer, plan: Plan) -> None:
         """An answer has ended: tell whoever counts them."""
