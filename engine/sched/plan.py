@@ -69,9 +69,12 @@ class StepPlan:
         """Tokens given out."""
         return self.initial_budget - self.budget
 
-    def count_chunk(self, num_computed: int, num_tokens: int) -> None:
-        """Note a share of several tokens: the largest one, and how much context they attend to."""
-        self.largest_prefill_chunk = max(self.largest_prefill_chunk, num_tokens)
+    def count_chunk(self, num_computed: int, num_tokens: int, is_decode: bool = False) -> None:
+        """Note a share of several tokens: its size, unless it is a decode token with its drafts, and its context."""
+        if is_decode:
+            self.num_decode_tokens += 1
+        else:
+            self.largest_prefill_chunk = max(self.largest_prefill_chunk, num_tokens)
         self.num_context_tokens += num_attended(num_computed, num_tokens)
 
     def give(self, request: Request, num_tokens: int, new_blocks: list[KVCacheBlock]) -> None:
