@@ -34,6 +34,7 @@ class EncoderCache:
         self._entries: dict[str, _Entry] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
         """Entries without a reader, evicted oldest first."""
+        self._evicted: list[str] = []
 
     @property
     def num_free(self) -> int:
@@ -77,14 +78,20 @@ class EncoderCache:
         return content_hash in self._entries and content_hash not in self._idle
 
     def drop(self, content_hash: str) -> set[str]:
-        """Forget an entry that was reserved but never encoded; returns who reads it. Idempotent."""
+        """Forget an entry; returns who reads it. Idempotent."""
         entry = self._entries.pop(content_hash, None)
         if entry is None:
             return set()
         self.num_used -= entry.size
         self._idle.pop(content_hash, None)
+        self._evicted.append(content_hash)
         return entry.readers
 
+    def take_evicted(self) -> list[str]:
+        """Contents forgotten since the last call: whoever holds the embeddings may free them."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def _evict_oldest(self) -> None:
-        content, _ = self._idle.popitem(last=False)
-        self.num_used -= self._entries.pop(content).size
+        content = next(iter(self._idle))
+        self.drop(content)

@@ -39,6 +39,9 @@ class EncoderScheduler(Protocol):
     def release_all(self, request: Request) -> None:
         """Let go of everything: the request was preempted or has ended."""
 
+    def take_evicted(self) -> list[str]:
+        """Content hashes of embeddings to be freed before this step's are computed."""
+
 
 class NoEncoder:
     """For text-only engines."""
@@ -67,6 +70,10 @@ class NoEncoder:
 
     def release_all(self, request: Request) -> None:
         """Nothing held."""
+
+    def take_evicted(self) -> list[str]:
+        """Nothing was held."""
+        return []
 
 
 class BudgetedEncoder:
@@ -100,7 +107,9 @@ class BudgetedEncoder:
     def commit(self, request: Request, start: int, num_tokens: int) -> list[MediaItem]:
         """Reserve the share's items; returns those to be encoded now."""
         fresh = []
-        for item in _reached(request, start, num_tokens):
+        reached = _reached(request, start, num_tokens)
+        # those that are there first: making room for a new one must not evict them
+        for item in sorted(reached, key=lambda item: item.content_hash not in self.cache):
             if item.content_hash not in self.cache:
                 self._budget -= item.num_tokens
                 fresh.append(item)
@@ -134,6 +143,10 @@ class BudgetedEncoder:
         """Let go of everything."""
         for item in request.media:
             self.cache.release(item, request.request_id)
+
+    def take_evicted(self) -> list[str]:
+        """Content hashes of embeddings to be freed before this step's are computed."""
+        return self.cache.take_evicted()
 
 
 def encoder_for(config: EngineConfig) -> EncoderScheduler:

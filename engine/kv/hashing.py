@@ -11,6 +11,8 @@ from struct import Struct
 
 import msgspec
 
+from schedtop.engine.encoder.cache import MediaItem
+
 HASH_SCHEME = "schedtop.kv.v1"
 """Changes whenever the same tokens give another hash: blocks outlive engines in KV stores."""
 
@@ -28,6 +30,15 @@ def _packer(num_tokens: int) -> Callable[..., bytes]:
 def root_hash(adapter: str | None, cache_salt: str | None) -> bytes:
     """Parent of a first block. The two names are encoded apart: adapter `x` is never salt `x`."""
     return blake2b(msgspec.msgpack.encode((adapter, cache_salt)), digest_size=_DIGEST_SIZE, person=_PERSON).digest()
+
+
+def media_keys(media: Sequence[MediaItem], start: int, end: int) -> list[str]:
+    """Extra keys of the block of tokens `start` to `end`: which media stand in it, and which part of each."""
+    keys = []
+    for item in media:
+        if item.offset < end and item.offset + item.num_tokens > start:
+            keys += [item.content_hash, str(item.offset - start)]
+    return keys
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra_keys: Sequence[str] = ()) -> bytes:

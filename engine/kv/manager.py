@@ -10,7 +10,7 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import Knobs
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.kv.block_pool import BlockPool
-from schedtop.engine.kv.hashing import block_hash, root_hash
+from schedtop.engine.kv.hashing import block_hash, media_keys, root_hash
 from schedtop.engine.request import NEVER, Request
 from schedtop.engine.snapshot import PoolUsage
 
@@ -151,7 +151,8 @@ class KVCacheManager:
             return
         parent = hashes[-1] if hashes else root_hash(request.adapter, request.cache_salt)
         for start in range(len(hashes) * size, num_blocks * size, size):
-            parent = block_hash(parent, request.token_ids[start : start + size])
+            media = media_keys(request.media, start, start + size) if request.media else ()
+            parent = block_hash(parent, request.token_ids[start : start + size], media)
             hashes.append(parent)
 
     # ---- transfers ------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ class FakeRunner:
         self.proposer = proposer
         self.requests: dict[str, _FakeRequest] = {}
         self.block_contents: dict[int, dict[int, int]] = {}
+        self.encoded: set[str] = set()
+        """Content hashes of media whose embeddings are there."""
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.memory: BlockMemory = FakeMemory(self.block_contents, block_size)
@@ -49,6 +51,7 @@ class FakeRunner:
         self.num_steps += 1
         self.num_computed_tokens += scheduler_output.total_num_scheduled_tokens
         self._update_requests(scheduler_output)
+        self._encode(scheduler_output)
         sampled, drafts = [], {}
         for req_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[req_id]
@@ -78,6 +81,7 @@ class FakeRunner:
         tokens = request.token_ids + drafts
         assert stop <= len(tokens), f"{request.req_id}: scheduled {num_tokens} at {start} of {len(tokens)} tokens"
         self._check_context(request, start)
+        self._check_media(request, start, stop)
         self._write(request, tokens, start, stop)
         request.num_computed = stop
         if stop < len(request.token_ids) + len(drafts):
@@ -107,6 +111,19 @@ class FakeRunner:
             block_id, slot = request.slot(position, self.block_size)
             found = self.block_contents.get(block_id, {}).get(slot)
             assert found == prefix, f"{request.req_id}: block {block_id} slot {slot} holds another context"
+
+    def _encode(self, output: SchedulerOutput) -> None:
+        self.encoded.difference_update(output.freed_media)
+        for items in output.encoder_inputs.values():
+            for item in items:
+                assert item.content_hash not in self.encoded, f"{item} is encoded again while it is still there"
+                self.encoded.add(item.content_hash)
+
+    def _check_media(self, request: "_FakeRequest", start: int, stop: int) -> None:
+        """Placeholder tokens can be computed only from embeddings that are there."""
+        for item in request.media:
+            if item.offset < stop and item.offset + item.num_tokens > start:
+                assert item.content_hash in self.encoded, f"{request.req_id}: {item} isn't encoded"
 
     def _write(self, request: "_FakeRequest", tokens: list[int], start: int, stop: int) -> None:
         prefix = 0
@@ -146,6 +163,7 @@ class _FakeRequest:
         self.token_ids = list(new.token_ids)
         self.block_ids = list(new.block_ids)
         self.num_computed = new.num_computed_tokens
+        self.media = new.media
         self.grammar = new.grammar.new_state() if new.grammar is not None else None
         for token in new.token_ids[new.num_prompt_tokens :] if self.grammar is not None else ():
             assert self.grammar is not None and self.grammar.accept(token)

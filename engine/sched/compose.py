@@ -30,6 +30,7 @@ def compose_output(sched: "Scheduler", plan: StepPlan) -> SchedulerOutput:
         preempted_req_ids=preempted,
         num_context_tokens=plan.num_context_tokens,
         encoder_inputs=plan.encoder_inputs,
+        freed_media=sched.encoder.take_evicted(),
         kv_connector_metadata=sched.connector.build_connector_meta(plan.requests),
         finished_req_ids=finished,
         resumed_req_ids=resumed,

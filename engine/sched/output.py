@@ -52,6 +52,8 @@ class SchedulerOutput:
     """Context tokens attended to, summed over the scheduled tokens: each attends to itself and all before it."""
     encoder_inputs: dict[str, list[MediaItem]] = field(default_factory=dict)
     """Media to encode before the forward pass, by request."""
+    freed_media: list[str] = field(default_factory=list)
+    """Content hashes of embeddings to free, before any is computed."""
     kv_connector_metadata: KVConnectorMetadata | None = None
     """Blocks to load and to save around the forward pass."""
 
