@@ -30,7 +30,7 @@ class DemoEngine:
         self.socket = socket_path(NAME)
         self.log = state_folder() / f"{NAME}.log"
         arguments = ["serve", "--name", NAME, "--port", str(_free_port(port)), "--drain", "0", *options]
-        self._command = [sys.executable, "-P", "-m", "schedtop.control.tied", str(os.getpid()), *arguments]
+        self._command = [sys.executable, "-P", "-m", "schedtop.cli.tied", str(os.getpid()), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
 """A terminal for end-to-end tests: the screen in a tmux of its own. No fixtures in here."""
 
+import itertools
 import os
 import shlex
 import subprocess
@@ -12,29 +13,34 @@ from processes import SCHEDTOP, Home
 LIMIT_S = 60.0
 """After that a screen that doesn't show what is expected has failed."""
 POLL_S = 0.05
+_numbers = itertools.count()
 
 
 class Terminal:
     """`schedtop` in tmux, as an operator sees it. Use it as a context manager."""
 
     def __init__(self, home: Home, *arguments: str, columns: int = 120, lines: int = 40) -> None:
-        self._tmux = ["tmux", "-S", str(home.folder / "tmux.sock"), "-f", os.devnull]
-        command = shlex.join(["env", "TERM=xterm-256color", *SCHEDTOP, *arguments])
+        number = next(_numbers)
+        self._tmux = ["tmux", "-S", str(home.folder / f"tmux{number}.sock"), "-f", os.devnull]
+        self._status = home.folder / f"status{number}"
+        # The status goes through a file: tmux now and then misses the end of its child and never tells it.
+        schedtop = shlex.join(["env", "TERM=xterm-256color", *SCHEDTOP, *arguments])
+        command = f"{schedtop}; echo $? >{self._status}.new; mv {self._status}.new {self._status}"
         size = ["-x", str(columns), "-y", str(lines)]
         self._environment = home.environment
-        self._run("new-session", "-d", *size, f"exec {command}")
+        self._run("new-session", "-d", *size, command)
         self._run("set-option", "-g", "remain-on-exit", "on")
 
     @property
     def pid(self) -> int:
         """Process id of schedtop."""
-        return int(self._run("display-message", "-p", "#{pane_pid}"))
+        shell = self._run("display-message", "-p", "#{pane_pid}")
+        return int(subprocess.run(["pgrep", "-P", shell], capture_output=True, text=True, check=True).stdout)
 
     @property
     def exit_status(self) -> int | None:
         """Its exit status, None while it runs."""
-        shown = self._run("display-message", "-p", "#{pane_dead} #{pane_dead_status}").split()
-        return int(shown[1]) if shown[0] == "1" and len(shown) > 1 else None
+        return int(self._status.read_text()) if self._status.exists() else None
 
     def text(self) -> str:
         """What is on the screen now."""
