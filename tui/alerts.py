@@ -53,8 +53,7 @@ def _of_link(scene: Scene) -> list[Alert]:
     view, alerts = scene.view, []
     if view.phase is Phase.LOST:
         for_how_long = age(scene.now - view.changed_at)
-        last = f"; last data {age(view.age(scene.now))} old" if view.update else ""
-        alerts.append(Alert(Severity.DOWN, f"ENGINE GONE for {for_how_long}: {clean(view.reason)}; reconnecting{last}"))
+        alerts.append(Alert(Severity.DOWN, f"ENGINE GONE for {for_how_long}, reconnecting: {clean(view.reason)}"))
     elif scene.is_stale:
         alerts.append(Alert(Severity.BAD, f"no data for {age(view.age(scene.now))}: what is shown is old"))
     if view.restarted_at is not None and scene.now - view.restarted_at < RESTART_SHOWN_S:

@@ -1,7 +1,5 @@
 """The Textual application: holds links, views and theme, opens dialogs. What is drawn and what keys do is elsewhere."""
 
-import asyncio
-import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,7 @@ from textual.theme import BUILTIN_THEMES, Theme
 
 from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
 from schedtop.engine.snapshot import StepRecord, Viewport
+from schedtop.tui import ending
 from schedtop.tui.keys import BY_ID, KEYS
 from schedtop.tui.link import Link, Refusal
 from schedtop.tui.screens.dialog import Dialog
@@ -58,7 +57,7 @@ class SchedtopApp(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     TITLE = "schedtop"
-    CSS = "Screen { background: $background; overflow: hidden; } * { scrollbar-size: 0 0; }"
+    CSS = "MainScreen { background: $background; } Screen { overflow: hidden; } * { scrollbar-size: 0 0; }"
 
     def __init__(self, links: Sequence[Link], options: Options | None = None) -> None:
         self.options = options or Options()
@@ -112,17 +111,10 @@ class SchedtopApp(App[None]):
             self.run_worker(link.run(self.receive), group="links", exit_on_error=True)
         if self.options.tick_s is not None:
             self.set_interval(self.options.tick_s, self._tick)
-        self._exit_on_signals()
+        if not self.is_headless:
+            ending.exit_on_signals(lambda code: self.exit(return_code=code))
         if len(self.links) > 1:
             self.call_after_refresh(self.show_fleet)
-
-    def _exit_on_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            try:
-                loop.add_signal_handler(number, self.exit, None, 128 + number)
-            except (NotImplementedError, RuntimeError, ValueError):
-                return  # not in the main thread (tests, textual-serve): whoever runs us handles signals
 
     def receive(self, event: LinkEvent) -> None:
         """Take news from a link."""

@@ -44,7 +44,7 @@ class Operator:
         refusals = [reply for reply in replies if isinstance(reply, Refusal)]
         outcome = Outcome.REFUSED if refusals else Outcome.DONE
         answer = refusals[0].message if refusals else "; ".join(dict.fromkeys(map(worded, replies)))
-        is_receipt = not refusals and isinstance(replies[-1], KnobsAck)
+        is_receipt = isinstance(replies[-1], KnobsAck) or (refusals and isinstance(commands[0], SetKnobs))
         self._report(Action("" if is_receipt else what, outcome, answer))
         return replies
 

@@ -51,7 +51,7 @@ def test_a_lost_engine_keeps_its_data_as_past_and_says_since_when(engine_link) -
     view = fold(view, LinkDown(view.target, "no engine answers", 0.8), now + 2)
     assert view.phase is Phase.LOST
     assert view.is_stale(now + 2)
-    assert "ENGINE GONE for 9.0 s: no engine answers" in texts(Scene(view, now=now + 10))
+    assert "ENGINE GONE for 9.0 s, reconnecting: no engine answers" in texts(Scene(view, now=now + 10))
 
 
 def test_the_same_boot_id_means_nothing_was_lost(engine_link) -> None:

@@ -23,6 +23,8 @@ class Dialog(ModalScreen[T]):
     heading = ""
     wanted_width = 78
     wanted_height = 200
+    is_steady = False
+    """Keep the wanted height whatever the text: for live data, so that the box doesn't jump."""
 
     def __init__(self, styles: StyleOf, is_ascii: bool = False) -> None:
         super().__init__()
@@ -54,7 +56,8 @@ class Dialog(ModalScreen[T]):
 
     def _place(self, num_lines: int) -> Place:
         width = min(self.size.width, self.wanted_width + 4)
-        height = min(self.size.height, max(3, min(self.wanted_height, num_lines or self.wanted_height) + 2))
+        lines = self.wanted_height if self.is_steady else min(self.wanted_height, num_lines or self.wanted_height)
+        height = min(self.size.height, max(3, lines + 2))
         return Place((self.size.width - width) // 2, (self.size.height - height) // 2, width, height, Frame.BOX)
 
     def repaint(self) -> None:

@@ -19,7 +19,8 @@ class DetailDialog(Dialog[None]):
     """One request: facts, life, blocks, events."""
 
     wanted_width = 110
-    wanted_height = 30
+    wanted_height = 24
+    is_steady = True
 
     def __init__(self, styles: StyleOf, is_ascii: bool, request_id: str, scene: Callable[[], Scene]) -> None:
         super().__init__(styles, is_ascii)

@@ -1,16 +1,19 @@
 """One time axis: what operators did above, what the scheduler did below, so that cause stands over effect. Pure."""
 
 from collections.abc import Callable
+from itertools import groupby
 
-from schedtop.engine.snapshot import EngineEvent, EventKind
-from schedtop.tui.cells import Line, clean, cut, fit
-from schedtop.tui.format import count, duration, spark, value_text
+from schedtop.engine.snapshot import EngineEvent, EventKind, Preemption
+from schedtop.tui.cells import Line, Span, clean, cut, fit
+from schedtop.tui.format import age, count, spark, value_text
 from schedtop.tui.state import Sample, Scene
 from schedtop.tui.views.budget import SECONDS_PER_COLUMN, time_axis
+from schedtop.tui.views.decisions import whom
 from schedtop.tui.views.frame import Body
-from schedtop.tui.views.lifeline import event_line
+from schedtop.tui.views.overview import short
 
 AXIS = 9
+_TOTAL = 8
 _LANES: tuple[tuple[str, str, str, tuple[EventKind, ...]], ...] = (
     ("knobs", "◆", "knob", (EventKind.KNOBS_CHANGED,)),
     (
@@ -20,23 +23,30 @@ _LANES: tuple[tuple[str, str, str, tuple[EventKind, ...]], ...] = (
         (EventKind.PRIORITY_CHANGED, EventKind.PAUSED, EventKind.UNPAUSED, EventKind.CACHE_RESET),
     ),
     ("refused", "✗", "bad", (EventKind.REFUSED,)),
-    ("preempt", "▼", "preempted", (EventKind.PREEMPTED,)),
 )
-_SHOWN = (EventKind.KNOBS_CHANGED, EventKind.PAUSED, EventKind.UNPAUSED, EventKind.PRIORITY_CHANGED, EventKind.REFUSED,
-          EventKind.PREEMPTED, EventKind.CACHE_RESET)  # fmt: skip
+_IN_WORDS = (
+    EventKind.KNOBS_CHANGED,
+    EventKind.PAUSED,
+    EventKind.UNPAUSED,
+    EventKind.PRIORITY_CHANGED,
+    EventKind.REFUSED,
+    EventKind.CACHE_RESET,
+)
 
 
 def timeline(scene: Scene, width: int, height: int) -> Body:
     """Lanes of marks, then waiting, running and the slowest step as columns, then the newest events in words."""
-    columns = max(1, width - AXIS - 7)
-    lines: list[Line] = [_lane(scene, label, glyph, role, kinds, columns) for label, glyph, role, kinds in _LANES]
+    columns = max(1, width - AXIS - _TOTAL)
+    lines = [
+        _lane(label, glyph, role, _events_per_column(scene, kinds, columns)) for label, glyph, role, kinds in _LANES
+    ]
+    lines.append(_lane("preempt", "▼", "preempted", _preemptions_per_column(scene, columns)))
     lines.append(_curve(scene, "waiting", "waiting", columns, lambda sample: float(sample.num_waiting), count))
     lines.append(_curve(scene, "running", "running", columns, lambda sample: float(sample.num_running), count))
-    lines.append(_curve(scene, "step", "step_time", columns, lambda sample: sample.step_s_max, duration))
+    lines.append(_curve(scene, "step", "step_time", columns, lambda sample: sample.step_s_max, short))
     lines.append(((" " * AXIS, "text"), (time_axis(columns), "dim")))
-    recent = [event for event in reversed(scene.view.events) if event.kind in _SHOWN]
-    lines += [_words(event, scene) for event in recent[: max(0, height - len(lines))]]
-    return Body([fit(line, width) for line in lines[:height]], (("1 s per column", "dim"),))
+    lines += _words(scene)[: max(0, height - len(lines))]
+    return Body([fit(line, width) for line in lines[:height]], (("cause above effect · 1 s per column", "dim"),))
 
 
 def _place(scene: Scene, mono: float, columns: int) -> int:
@@ -44,14 +54,31 @@ def _place(scene: Scene, mono: float, columns: int) -> int:
     return columns - 1 - (newest - int(mono // SECONDS_PER_COLUMN))
 
 
-def _lane(scene: Scene, label: str, glyph: str, role: str, kinds: tuple[EventKind, ...], columns: int) -> Line:
+def _events_per_column(scene: Scene, kinds: tuple[EventKind, ...], columns: int) -> list[int]:
     numbers = [0] * columns
     for event in scene.view.events:
         place = _place(scene, event.mono, columns)
         if event.kind in kinds and 0 <= place < columns:
             numbers[place] += 1
-    marks = "".join("·" if not n else glyph if n == 1 else str(n) if n < 10 else "+" for n in numbers)
-    return ((cut(label, AXIS), "dim"), (marks, role if any(numbers) else "greyed"), (f" {sum(numbers):>6}", "text"))
+    return numbers
+
+
+def _preemptions_per_column(scene: Scene, columns: int) -> list[int]:
+    """From the step records, which reach back further than this screen's own events."""
+    numbers = [0] * columns
+    for sample in scene.view.samples:
+        place = _place(scene, sample.mono, columns)
+        if 0 <= place < columns:
+            numbers[place] += sample.preemptions
+    return numbers
+
+
+def _lane(label: str, glyph: str, role: str, numbers: list[int]) -> Line:
+    spans: list[Span] = [(cut(label, AXIS), "dim")]
+    for is_empty, group in groupby(numbers, key=lambda number: not number):
+        marks = "".join("·" if is_empty else glyph if n == 1 else str(n) if n < 10 else "+" for n in group)
+        spans.append((marks, "greyed" if is_empty else role))
+    return (*spans, (f" {count(sum(numbers)):>{_TOTAL - 1}}", "text" if sum(numbers) else "dim"))
 
 
 def _curve(
@@ -63,13 +90,34 @@ def _curve(
         if 0 <= place < columns:
             values[place] = max(values[place] or 0.0, of(sample))
     latest = next((value for value in reversed(values) if value is not None), 0.0)
-    return ((cut(label, AXIS), "dim"), *spark(values, role), (f" {words(latest):>6}", "text"))
+    return ((cut(label, AXIS), "dim"), *spark(values, role), (f" {words(latest):>{_TOTAL - 1}}", "text"))
 
 
-def _words(event: EngineEvent, scene: Scene) -> Line:
-    if not event.changes:
-        who = f"{clean(event.request_id)} " if event.request_id else ""
-        line = event_line(event, scene.engine_now)
-        return (*line[:-1], (who, "strong"), line[-1])
-    changes = ", ".join(f"{name} {value_text(old)} → {value_text(new)}" for name, (old, new) in event.changes.items())
-    return (*event_line(event, scene.engine_now)[:-1], (changes, "text"))
+def _words(scene: Scene) -> list[Line]:
+    """What operators did and who was preempted, the newest first."""
+    now, snapshot = scene.engine_now, scene.view.snapshot
+    told: list[tuple[float, Line]] = [
+        (event.mono, _event_words(event, now)) for event in scene.view.events if event.kind in _IN_WORDS
+    ]
+    for preemption in snapshot.recent_preemptions if snapshot else []:
+        told.append((preemption.mono, _preemption_words(preemption, now)))
+    return [line for _, line in sorted(told, key=lambda pair: -pair[0])]
+
+
+def _preemption_words(preemption: Preemption, now: float) -> Line:
+    return (
+        (f"{age(max(0.0, now - preemption.mono)):>6} ago ", "dim"),
+        ("preempted ", "preempted"),
+        (clean(preemption.victim), "strong"),
+        (f" for {whom(preemption)}, {count(preemption.num_lost_tokens)} tokens lost", "text"),
+    )
+
+
+def _event_words(event: EngineEvent, now: float) -> Line:
+    ago: Span = (f"{age(max(0.0, now - event.mono)):>6} ago ", "dim")
+    if event.changes:
+        pairs = event.changes.items()
+        changes = ", ".join(f"{name} {value_text(old)} → {value_text(new)}" for name, (old, new) in pairs)
+        return (ago, ("set ", "knob"), (changes, "text"))
+    who = f" {clean(event.request_id)}" if event.request_id else ""
+    return (ago, (event.kind.value.replace("_", " "), "note"), (who, "strong"), (f" {clean(event.detail)}", "text"))
