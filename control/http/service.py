@@ -152,6 +152,8 @@ class Service:
         latest = self.link.latest
         if latest is None:
             return "the engine has told nothing yet"
+        if self._tokenizer is None:
+            return "the tokenizer is loading"
         if latest.shutting_down:
             return "the engine is shutting down"
         if latest.snapshot.pause is not PauseState.RUNNING:
