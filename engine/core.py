@@ -143,12 +143,20 @@ class EngineCore:
         return taken
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """The runner broke: the requests that counted on that step end with the error, nobody else notices."""
+        """The runner broke: the requests that counted on that step end with the error.
+
+        What was planned over it meanwhile can't be trusted: the others in it start again, and lose nothing but time.
+        """
         detail = f"step {plan.step} failed: {type(error).__name__}: {error}"
         self.scheduler.drop_plan(plan)
         for request in plan.requests:
             if not request.is_finished and request.request_id not in plan.stale:
                 self.scheduler.finish(request, FinishReason.ERROR, detail)
+        while self._in_flight:
+            later, future = self._in_flight.popleft()
+            result = future.result()[0] if future.exception() is None else None
+            self.scheduler.restart_all_in(later)
+            self.scheduler.drop_plan(later, result)
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """What boundary calls produced since the last step (ends of aborted requests, events); None if nothing."""

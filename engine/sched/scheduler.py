@@ -326,12 +326,27 @@ class Scheduler:
         if request.defer_reason is WaitReason.IN_FLIGHT:
             self.undefer(request)
 
-    def drop_plan(self, plan: StepPlan) -> None:
-        """Forget a step in flight whose result will never come: nothing it was to compute may be found in the cache.
+    def restart_all_in(self, plan: StepPlan) -> None:
+        """The result of a step in flight won't be used: its requests go back to the queue, last one first."""
+        for request in reversed(plan.requests):
+            if request.is_finished or request.request_id in plan.stale:
+                continue
+            if request.state is State.RUNNING:
+                self.preempt(request)
+            self.drop_in_flight(request)
 
-        Its requests are the caller's to end. Others that already built on its blocks start again.
+    def drop_plan(self, plan: StepPlan, result: ModelRunnerOutput | None = None) -> None:
+        """Forget a step in flight that broke, or was planned over one that did: nothing of it may be found in the cache.
+
+        Its requests are the caller's to end or to restart. Others that already built on its blocks start again.
+        Transfers that `result` reports have ended all the same.
         """
         self.in_flight.remove(plan)
+        if result is not None:
+            take_transfers(self, result)
+        elif plan.output is not None:  # the runner may not have heard who ended: tell it again
+            gone = [request_id for request_id in plan.output.finished_req_ids if request_id not in self.requests]
+            self.finished_ids[:0] = gone
         worthless = self.kv.forget_unsettled(plan.step)
         readers = self.encoder.forget([item for items in plan.encoder_inputs.values() for item in items])
         for request in list(self.requests.values()):
@@ -350,9 +365,8 @@ class Scheduler:
             return
         for reader, item in self.encoder.withdraw(victim, plan.encoder_inputs.pop(victim.request_id, [])):
             plan.encoder_inputs.setdefault(reader, []).append(item)
-        end = victim.num_computed_tokens + num_tokens
         plan.num_context_tokens -= num_attended(victim.num_computed_tokens, num_tokens)
-        if num_tokens == 1 and victim.num_tokens + victim.num_output_placeholders == end:
+        if victim.num_tokens + victim.num_output_placeholders == victim.num_computed_tokens + 1:
             plan.num_decode_tokens -= 1
         if self.config.unhashes_withdrawn:
             self.kv.unhash_from(victim, victim.num_computed_tokens)
