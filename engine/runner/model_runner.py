@@ -46,9 +46,10 @@ class ModelRunner:
         model_config = checkpoint.config
         max_len = _check_length(config, model_config.max_context)
         placement = choose_placement(model_config, config.block_size, dtype=dtype, backend=backend, device=device)
+        self.config = config
         self.info: RunnerInfo = placement.info(checkpoint, config)
         max_positions = max_len + config.max_num_speculative_tokens + 1
-        self._model = LlamaModel(
+        self.model = LlamaModel(
             checkpoint,
             placement.attention,
             placement.make_linear,
@@ -64,9 +65,9 @@ class ModelRunner:
         """One tensor per layer: a single one for all, written in place, would hinder torch."""
         self.memory: BlockMemory = PagedMemory(self.kv_caches)
         self.transfer: KVTransfer = NoTransfer()
-        self._batch = InputBatch(config.max_num_seqs, max_positions, config.block_size, placement.device)
+        self.batch = InputBatch(config.max_num_seqs, max_positions, config.block_size, placement.device)
         self._sampler = Sampler(model_config.eos_token_ids)
-        self._prompt_logprobs = PromptLogprobs(self._batch, self._model.logits)
+        self._prompt_logprobs = PromptLogprobs(self.batch, self.model.logits)
         self._num_drafts = config.max_num_speculative_tokens
 
     @torch.inference_mode()
@@ -80,35 +81,35 @@ class ModelRunner:
         if not output.sampled_token_ids:
             return output
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        step = self._batch.prepare(scheduler_output.num_scheduled_tokens, drafts)
-        hidden = self._model.forward(step.token_ids, step.positions, self.kv_caches, step.meta)
+        step = self.batch.prepare(scheduler_output.num_scheduled_tokens, drafts)
+        hidden = self.model.forward(step.token_ids, step.positions, self.kv_caches, step.meta)
         self._prompt_logprobs.collect(step, hidden, output)
-        self._batch.advance(step)
+        self.batch.advance(step)
         if step.sampled_of:
-            logits = self._model.logits(hidden[step.sampled_rows])
-            sample_step(self._sampler, self._batch, step, logits, output)
-            self._batch.settle_drafts(step)
+            logits = self.model.logits(hidden[step.sampled_rows])
+            sample_step(self._sampler, self.batch, step, logits, output)
+            self.batch.settle_drafts(step)
             self._propose(step, output)
         return output
 
     def shutdown(self) -> None:
         """Give back the memory; idempotent."""
         self.transfer.shutdown()
-        self._batch.remove(list(self._batch.requests))
+        self.batch.remove(list(self.batch.requests))
         self.kv_caches = []
 
     def _update(self, output: SchedulerOutput) -> None:
         gone = [*output.finished_req_ids, *output.preempted_req_ids]
-        self._batch.remove(gone)
+        self.batch.remove(gone)
         self._prompt_logprobs.forget([*gone, *(new.req_id for new in output.scheduled_new_reqs)])
         new_ids = set()
         for new in output.scheduled_new_reqs:
             seed = new.sampling_params.seed
-            self._batch.add(new, secrets.randbits(63) if seed is None else seed)
+            self.batch.add(new, secrets.randbits(63) if seed is None else seed)
             new_ids.add(new.req_id)
         for req_id, block_ids in output.scheduled_cached_reqs.new_block_ids.items():
             if req_id not in new_ids:
-                self._batch.append_blocks(req_id, block_ids)
+                self.batch.append_blocks(req_id, block_ids)
 
     def _propose(self, step: StepBatch, output: ModelRunnerOutput) -> None:
         """Drafts for the next step, kept here too: with steps in flight they are planned before they are known."""
@@ -116,7 +117,7 @@ class ModelRunner:
             return
         for index, _ in step.sampled_of:
             request = step.requests[index]
-            request.proposed = propose_ngram(self._batch.tokens_of(request).tolist(), self._num_drafts)
+            request.proposed = propose_ngram(self.batch.tokens_of(request).tolist(), self._num_drafts)
             output.draft_token_ids[request.req_id] = request.proposed
 
 
