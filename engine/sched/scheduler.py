@@ -247,9 +247,12 @@ class Scheduler:
             self._give_back_adapter(request)
 
     def _give_back_adapter(self, request: Request) -> None:
-        for waiting in self.adapters.give_back(request):
-            if waiting.defer_reason is WaitReason.ADAPTER_SLOTS:
-                self.undefer(waiting)
+        self._try_slots_again(self.adapters.give_back(request))
+
+    def _try_slots_again(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            if request.defer_reason is WaitReason.ADAPTER_SLOTS:
+                self.undefer(request)
 
     def start_running(self, request: Request, num_hit_tokens: int) -> None:
         """A request just admitted by pass 2 joins the running ones at the end."""
@@ -259,7 +262,7 @@ class Scheduler:
         request.prefill_end = request.num_tokens
         request.state = State.RUNNING
         request.num_bypassed = 0
-        self.adapters.take(request)
+        self._try_slots_again(self.adapters.take(request))
         self.running.append(request)
         self.emit(kind, request)
 
@@ -404,7 +407,7 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self.preempted.pop(request.request_id, None)
-        self.adapters.forget(request)
+        self._try_slots_again(self.adapters.forget(request))
         self.num_waiting_tokens -= request.num_tokens
 
     def defer(self, request: Request, reason: WaitReason) -> None:
@@ -448,8 +451,9 @@ class Scheduler:
         request.is_held = True
         if request.state is State.RUNNING:
             self.preempt(request)
-        if request.defer_reason is None:
+        if request.defer_reason in (None, WaitReason.ADAPTER_SLOTS):
             self._set_aside(request)
+            self._try_slots_again(self.adapters.forget(request))
         return True
 
     def release(self, request: Request) -> bool:
