@@ -3,10 +3,13 @@
 Source: prompt lookup decoding (Saxena, 2023). Torch-free; drafts only cost time when wrong, never correctness.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 
 Proposer = Callable[[Sequence[int], int], list[int]]
 """Takes all known tokens and the number wanted; returns at most so many drafts."""
+
+_TOKEN_BYTES = 8
 
 
 def propose_ngram(
@@ -16,10 +19,21 @@ def propose_ngram(
 
     Looks back `window` tokens, so the cost per call is bounded. Empty when nothing matches.
     """
-    tokens = list(token_ids[-window:])
+    tokens = array("q", token_ids[-window:])
+    packed = tokens.tobytes()
     for n in range(min(max_n, len(tokens) - 1), min_n - 1, -1):
-        suffix = tokens[-n:]
-        for start in range(len(tokens) - n - 1, -1, -1):
-            if tokens[start] == suffix[0] and tokens[start : start + n] == suffix:
-                return tokens[start + n : start + n + num_drafts]
+        start = _last_occurrence(packed, n)
+        if start is not None:
+            return tokens[start + n : start + n + num_drafts].tolist()
     return []
+
+
+def _last_occurrence(packed: bytes, n: int) -> int | None:
+    """Where the last `n` tokens stood before, the latest time; the search runs over bytes, which is fast."""
+    suffix = packed[-n * _TOKEN_BYTES :]
+    place = packed.rfind(suffix, 0, len(packed) - _TOKEN_BYTES)
+    while place % _TOKEN_BYTES:  # a match that starts inside a token; -1, nothing found, lands here too
+        if place < 0:
+            return None
+        place = packed.rfind(suffix, 0, place + len(suffix) - 1)
+    return place // _TOKEN_BYTES
