@@ -42,9 +42,8 @@ class Desk:
         return self.app._main.ui
 
     def panel(self, name: str) -> str:
-        """What a panel of the screen on top shows."""
-        boards = [screen.board for screen in reversed(self.app.screen_stack) if hasattr(screen, "board")]
-        return next(board.panels[name].text() for board in boards if name in board.plan)
+        """What a panel of the main screen shows, or "dialog": what the dialog over it shows."""
+        return self.app.screen.panel.text() if name == "dialog" else self.app._main.board.panels[name].text()
 
     def sent(self, kind: type) -> list:
         return [command for command in self.link.commands if isinstance(command, kind)]
@@ -247,6 +246,10 @@ async def test_zoom_gives_the_focused_panel_the_screen_and_keeps_the_alerts(at, 
         assert set(desk.app._main.board.plan) == {"identity", "alerts", "decisions", "action", "keys"}
         await desk.press("escape")
         assert "requests" in desk.app._main.board.plan
+        await desk.press("z", "z", "3")
+        for name, place in desk.app._main.board.plan.items():
+            region = desk.app._main.board.panels[name].region
+            assert (region.x, region.y, region.width, region.height) == (place.x, place.y, place.width, place.height)
 
 
 async def test_digits_choose_panels_and_tab_walks_them_on_the_small_screen(at, busy_link) -> None:

@@ -4,12 +4,13 @@ from typing import TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.layout import Layout
 from textual.screen import ModalScreen
 
 from schedtop.tui.cells import Line, fit
 from schedtop.tui.layout import Place
 from schedtop.tui.views.frame import Body, Frame, framed, inner_size
-from schedtop.tui.widgets.board import Board
+from schedtop.tui.widgets.board import PlanLayout
 from schedtop.tui.widgets.panel import Panel, StyleOf
 
 T = TypeVar("T")
@@ -28,14 +29,19 @@ class Dialog(ModalScreen[T]):
 
     def __init__(self, styles: StyleOf, is_ascii: bool = False) -> None:
         super().__init__()
-        self.board = Board(is_ascii)
-        self.board.styles.background = "transparent"
+        self.panel = Panel("dialog", is_ascii)
+        self._arranger = PlanLayout()
         self.drawn_in = styles
         self.offset_line = 0
 
     def compose(self) -> ComposeResult:
-        """Only the board with its one panel."""
-        yield self.board
+        """Only the box: what it doesn't cover shows the screen below."""
+        yield self.panel
+
+    @property
+    def layout(self) -> Layout:
+        """The box lies where `repaint` puts it."""
+        return self._arranger
 
     def body(self, width: int) -> list[Line]:
         """All lines, for a box with `width` cells inside."""
@@ -72,10 +78,10 @@ class Dialog(ModalScreen[T]):
         shown = [fit(line, width) for line in lines[self.offset_line : self.offset_line + height]]
         more = f"{self.offset_line + height}/{len(lines)} ↓" if len(lines) > height + self.offset_line else ""
         body = Body(shown, ((more, "dim"),) if more else (("Esc closes", "dim"),))
-        self.board.arrange_by({"dialog": place})
-        self.board.panels["dialog"].show(
-            framed(body, self.heading, "", Frame.BOX, (place.width, place.height), True), self.drawn_in
-        )
+        if self._arranger.plan.get("dialog") != place:
+            self._arranger.plan = {"dialog": place}
+            self.panel.refresh(layout=True)
+        self.panel.show(framed(body, self.heading, "", Frame.BOX, (place.width, place.height), True), self.drawn_in)
 
     def on_mount(self) -> None:
         """Draw once laid out."""

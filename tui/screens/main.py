@@ -28,6 +28,8 @@ from schedtop.tui.widgets.panel import Panel
 if TYPE_CHECKING:
     from schedtop.tui.app import SchedtopApp
 
+_DETAIL_CELLS = 600
+"""Cells of the KV map wanted for the details of a request, where the map itself isn't on screen."""
 _TYPED = frozenset("0123456789.")
 
 
@@ -90,6 +92,8 @@ class MainScreen(Screen[None]):
             cells = max(0, width * (height - FIXED_ROWS))
         height = places["requests"].height if "requests" in places else 16
         detail = self.ui.detail
+        if detail is not None:
+            cells = max(cells, _DETAIL_CELLS)
         if detail is None and "lifeline" in places and (row := self._selected()):
             detail = row.request_id
         return table.viewport(self.ui, height, cells, detail)

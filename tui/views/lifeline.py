@@ -14,6 +14,7 @@ PHASES = {
     "queued": ("·", "waiting"),
     "prefill": ("█", "prefill"),
     "decode": ("▓", "decode"),
+    "running again": ("▒", "decode"),
     "preempted": ("x", "preempted"),
 }
 
@@ -45,8 +46,10 @@ def _phase_after(event: EngineEvent) -> str:
     match event.kind:
         case EventKind.QUEUED:
             return "queued"
-        case EventKind.SCHEDULED | EventKind.RESUMED:
+        case EventKind.SCHEDULED:
             return "prefill"
+        case EventKind.RESUMED:
+            return "running again"
         case EventKind.PREEMPTED:
             return "preempted"
     return ""

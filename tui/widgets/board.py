@@ -51,4 +51,5 @@ class Board(Widget):
         self.panels.update({panel.name or "": panel for panel in new})
         if new:
             self.mount(*new)
-        self.refresh(layout=True)
+        for panel in self.panels.values():
+            panel.refresh(layout=True)  # on a child: it is what makes Textual arrange its parent again
