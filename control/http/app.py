@@ -120,7 +120,8 @@ class Gateway:
 
     async def openapi(self, request: web.Request) -> web.Response:
         """This interface, described for programs."""
-        return web.json_response(document(self.routes(), self.link.welcome.knobs))
+        open_to_all = auth.ANYBODY.scopes if self.config.is_open else ()
+        return web.json_response(document(self.routes(), self.link.welcome.knobs, open_to_all))
 
     async def start(self) -> None:
         """Listen and connect to the engine."""

@@ -73,7 +73,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
     def may(self, scope: Scope) -> bool:
         """Whether a route of this scope is open to the caller."""
-        return scope is Scope.OPEN or scope in self.scopes or (scope is Scope.READ and Scope.CONTROL in self.scopes)
+        return scope is Scope.OPEN or not self.scopes.isdisjoint(_GRANTED_BY[scope])
 
     def check_priority(self, priority: int) -> None:
         """Raise `ApiError` 403 for a priority outside the caller's class."""

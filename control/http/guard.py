@@ -80,6 +80,8 @@ def _answer(error: Exception, retry_after_s: int) -> web.StreamResponse:
             return ApiError(504, str(error), code=error.code).response()
         case msgspec.DecodeError():
             return from_bad_json(error).response()
+        case OverflowError():
+            return ApiError(400, "a number in the request doesn't fit 64 bits", code="bad_request").response()
         case web.HTTPException():
             response = ApiError(error.status, error.reason, code=f"http_{error.status}").response()
             response.headers.update({name: error.headers[name] for name in ("Allow",) if name in error.headers})

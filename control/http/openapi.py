@@ -1,7 +1,7 @@
 """`/openapi.json`: the document is made from the routes, the message types and the engine's knob table."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -59,8 +59,11 @@ class AnyRoute(Protocol):
         ...
 
 
-def document(routes: Iterable[AnyRoute], knobs: Sequence[KnobSpec]) -> Json:
-    """The whole document. With no knobs (no engine yet) values of any name are described."""
+def document(routes: Iterable[AnyRoute], knobs: Sequence[KnobSpec], open_to_all: Collection[Scope] = ()) -> Json:
+    """The whole document. With no knobs (no engine yet) values of any name are described.
+
+    `open_to_all`: scopes that need no token in this gateway.
+    """
     schemas = _schemas()
     schemas["SetKnobs"]["properties"]["changes"] = _knob_changes(knobs)
     schemas["Error"] = _ERROR
@@ -69,6 +72,8 @@ def document(routes: Iterable[AnyRoute], knobs: Sequence[KnobSpec]) -> Json:
     for route in routes:
         command = commands.get((route.method, route.path))
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, command, schemas)
+        if route.scope in open_to_all:
+            paths[route.path][route.method.lower()]["security"].append({})
     return {
         "openapi": "3.1.0",
         "info": {"title": "schedtop gateway", "version": __version__},

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from schedtop.cli.gateway import gateway as gateway_command
 from schedtop.control.http.auth import (
     ANYBODY,
+    Caller,
     HostRules,
     Scope,
     TokenBook,
@@ -60,6 +61,23 @@ async def test_inference_is_open_on_loopback_until_tokens_are_set_up(start_world
     assert (await world.complete(token="batch"))[0] == 200
     assert (await world.send("GET", "/metrics", token=None))[0] == 401
     assert (await world.send("GET", "/health", token=None))[0] == 200
+    for token, status in (("operator", 200), ("reader", 200), ("batch", 403)):
+        async with world.session.get("/metrics", headers={"Authorization": f"Bearer {token}-token-0123456789"}) as page:
+            assert page.status == status
+
+
+@pytest.mark.parametrize(
+    ("granted", "allowed"),
+    [
+        (Scope.INFER, {Scope.OPEN, Scope.INFER}),
+        (Scope.METRICS, {Scope.OPEN, Scope.METRICS}),
+        (Scope.READ, {Scope.OPEN, Scope.METRICS, Scope.READ}),
+        (Scope.CONTROL, {Scope.OPEN, Scope.METRICS, Scope.READ, Scope.CONTROL}),
+    ],
+)
+def test_a_scope_grants_what_it_says_and_no_more(granted: Scope, allowed: set[Scope]) -> None:
+    caller = Caller(name="x", scopes=frozenset({granted}))
+    assert {scope for scope in Scope if caller.may(scope)} == allowed
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,11 @@ async def test_priorities_in_range_reach_the_queue_lower_first(start_world, prio
     assert (await world.complete(max_tokens=1, **fields))[0] == 200
 
 
+@pytest.mark.parametrize("field", ["seed", "top_k", "max_tokens", "priority"])
+async def test_a_number_beyond_64_bits_is_a_bad_request(world, field) -> None:
+    assert (await world.complete(**{field: 1 << 70}))[0] == 400
+
+
 async def test_another_models_name_isnt_found(world) -> None:
     status, body = await world.complete(model="gpt-9")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
