@@ -179,6 +179,11 @@ class Scheduler:
         With drafts on, the next step's drafts aren't known either: the runner fills in what it proposes.
         """
         num_next_drafts = self.knobs.num_speculative_tokens
+        if not num_next_drafts and not plan.spec_token_ids:
+            for request in plan.requests:
+                if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
+                    request.num_output_placeholders += 1
+            return
         for request in plan.requests:
             num_drafts = len(plan.spec_token_ids.get(request.request_id, ()))
             known = len(request.token_ids) + request.num_output_placeholders + num_drafts
@@ -196,7 +201,9 @@ class Scheduler:
             return LimitedBy.PAUSED
         if plan.blocked is not None:
             return _LIMITS[plan.blocked.reason]
-        if plan.budget <= 0 and any(r.num_computed_tokens < r.num_tokens for r in self.running):
+        if plan.budget <= 0 and any(
+            request.num_computed_tokens < len(request.token_ids) for request in reversed(self.running)
+        ):
             return LimitedBy.BUDGET
         if self.num_waiting and not self.admits_new:
             return LimitedBy.PAUSED

@@ -26,41 +26,40 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
     outputs: list[RequestOutput] = []
     ended: list[RequestOutput] = []
     num_regular = 0
-    finished = State.FINISHED
+    running = State.RUNNING  # a local: reading an enum's member costs more than the rest of a turn
     for request, tokens in zip(plan.requests, result.sampled_token_ids, strict=True):
-        if request.state is finished or (stale and request.request_id in stale):
-            sched.stats.wasted_tokens += len(tokens)
+        is_running = request.state is running
+        if (stale or not is_running) and not is_wanted(sched, plan, request, len(tokens)):
             continue
         if spec and request.request_id in spec:
             reject_drafts(sched, plan, request, len(spec[request.request_id]), len(tokens))
         if request.media:
             sched.encoder.release_consumed(request)
-        if request.defer_reason is WaitReason.IN_FLIGHT and not sched.has_result_to_come(request):
-            sched.undefer(request)
         if not tokens:
             continue
-        token_ids = request.token_ids
-        if is_async:
-            request.num_output_placeholders -= len(tokens)
-        if request.last_token_at == previous_end and len(tokens) == 1:
+        num_new = len(tokens)
+        if request.last_token_at == previous_end and num_new == 1:
             num_regular += 1
         else:
-            sched.stats.count_irregular(request, len(tokens), now)
+            sched.stats.count_irregular(request, num_new, now)
         request.last_token_at = now
         output = RequestOutput(request.request_id, tokens)
         outputs.append(output)
-        if len(tokens) > 1 or conditions:
+        if num_new > 1 or conditions:
             append_checked(sched, request, output)
         else:
-            token_ids.append(tokens[0])
-            if len(token_ids) >= request.max_total_tokens or tokens[0] in request.stop_token_ids:
+            token_ids, token = request.token_ids, tokens[0]
+            token_ids.append(token)
+            if len(token_ids) >= request.max_total_tokens or token in request.stop_token_ids:
                 output.finish_reason = stop_by_token_or_length(request)
         if logprobs:
             output.logprobs = logprobs.get(request.request_id)
-        if request.state is State.RUNNING:
-            if is_async and request.num_computed_tokens - request.num_output_placeholders >= request.hash_at:
-                sched.kv.hash_full_blocks(request, request.num_computed_tokens - request.num_output_placeholders)
-        else:
+        if is_async:
+            request.num_output_placeholders -= num_new
+            num_settled = request.num_computed_tokens - request.num_output_placeholders
+            if is_running and num_settled >= request.hash_at:
+                sched.kv.hash_full_blocks(request, num_settled)
+        if not is_running:
             sched.num_waiting_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
             ended.append(output)
@@ -68,6 +67,19 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
     end_requests(sched, ended, now)
     take_new_drafts(sched, plan, result)
     return outputs
+
+
+def is_wanted(sched: "Scheduler", plan: StepPlan, request: Request, num_tokens: int) -> bool:
+    """Whether a result that comes late still counts: not for a request that has ended, nor where it was dropped.
+
+    One that was preempted meanwhile is ready to run again once its last result has come.
+    """
+    if request.is_finished or request.request_id in plan.stale:
+        sched.stats.wasted_tokens += num_tokens
+        return False
+    if request.defer_reason is WaitReason.IN_FLIGHT and not sched.has_result_to_come(request):
+        sched.undefer(request)
+    return True
 
 
 def reject_drafts(sched: "Scheduler", plan: StepPlan, request: Request, num_drafts: int, num_sampled: int) -> None:
