@@ -72,7 +72,9 @@ class SchedtopApp(App[None]):
         self._style_functions: dict[tuple[str, bool], StyleOf] = {}
         self._is_paint_due = False
         self._by_key = {name: key for key in KEYS for name in key.keys.split(",")}
-        self._main = MainScreen(Ui(is_read_only=self.options.read_only), self.options.is_ascii)
+        notes = "; ".join(self.options.notes)
+        note = Action("settings", Outcome.REFUSED, notes) if notes else None
+        self._main = MainScreen(Ui(is_read_only=self.options.read_only, action=note), self.options.is_ascii)
         for palette in self.options.palettes.values():
             self.register_theme(_textual_theme(palette))
         self.palette = self._palette(self.options.theme if has_colour else WITHOUT_COLOUR)
