@@ -17,6 +17,7 @@ from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.knobs import initial_knobs
 from schedtop.engine.runner.base import ModelRunner
+from schedtop.engine.structured.backend import GrammarBackend
 
 DEFAULT_KV_MEMORY = "512MiB"
 """KV cache of a model when neither blocks nor memory are given."""
@@ -33,6 +34,7 @@ class _Parts(NamedTuple):
     model_path: str = ""
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
+    grammars: GrammarBackend | None = None
 
 
 def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
@@ -45,7 +47,10 @@ def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
         initial_knobs(config, **settings.knobs),
         eos_token_ids=parts.eos_token_ids,
         vocab_size=parts.vocab_size,
+        grammar_backend=parts.grammars,
     )
+    if settings.kv_store is not None:
+        _share_kv(settings.kv_store, settings, parts, core)
     info = EngineInfo(
         name=config.name,
         model=config.model,
@@ -63,6 +68,18 @@ def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
         model_path=parts.model_path,
     )
     return core, info
+
+
+def _share_kv(url: str, settings: ServeSettings, parts: _Parts, core: EngineCore) -> None:
+    from schedtop.engine.kv.connector.attach import attach_store, open_store
+    from schedtop.engine.runner.kv_transfer import TransferringRunner
+    from schedtop.engine.runner.loader.fingerprint import fingerprint
+
+    runner = parts.runner
+    if not isinstance(runner, TransferringRunner):
+        raise ConfigError(f"kv_store={url} needs a model (or runner fake): a {settings.runner} runner keeps no KV")
+    model = fingerprint(Path(parts.model_path)) if parts.model_path else settings.runner
+    attach_store(core, runner, open_store(url, runner.memory.format(model, settings.kv_namespace)))
 
 
 def _config(settings: ServeSettings, model: str, num_kv_blocks: int, max_model_len: int) -> EngineConfig:
@@ -96,6 +113,7 @@ def _without_model(settings: ServeSettings) -> _Parts:
 
 
 def _real(settings: ServeSettings) -> _Parts:
+    from schedtop.engine.runner.grammar_xgrammar import backend_for
     from schedtop.engine.runner.loader.checkpoint import open_checkpoint
     from schedtop.engine.runner.loader.resolve import resolve_model
     from schedtop.engine.runner.model_runner import ModelRunner
@@ -113,5 +131,6 @@ def _real(settings: ServeSettings) -> _Parts:
     config = _config(settings, Path(settings.model).stem, num_blocks, settings.max_model_len or longest)
     runner = ModelRunner(checkpoint, config, num_threads=settings.threads, **choices)
     info = runner.info
+    grammars = backend_for(str(path), info.vocab_size, info.eos_token_ids)
     backend = f"{info.device}, {info.dtype}, attention {info.backend}"
-    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size)
+    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size, grammars)

@@ -57,6 +57,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Ceiling of the number of running requests."""
     max_num_speculative_tokens: int = 0
     """Ceiling of the draft tokens per request and step."""
+    kv_store: str | None = None
+    """Where engines share KV blocks: folder:PATH, redis://host:port/db or unix:///socket; default: nowhere."""
+    kv_namespace: str = ""
+    """Keeps engines apart that use one store and shouldn't share."""
     knobs: dict[str, KnobValue] = {}
     """Start values of live knobs."""
 

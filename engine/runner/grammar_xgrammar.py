@@ -3,18 +3,18 @@
 Implements `engine/structured/backend.py`. Scheduling of builds is not here; nor is sampling, which applies the masks.
 """
 
+import importlib.util
 import re
-from collections.abc import MutableSequence, Sequence
+import threading
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from schedtop.engine.errors import ConfigError
+from schedtop.engine.runner.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import xgrammar
-
-    from schedtop.engine.runner.tokenizer import Tokenizer
 
 MAX_WHITESPACE = 4
 """In a row, between the parts of a JSON text: small models like to go on with it for ever."""
@@ -25,28 +25,35 @@ _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )
 class XGrammarBackend:
     """Compiles JSON schemas for one vocabulary.
 
-    `vocabulary[i]` is what token i adds to the text, special tokens empty; `logits_size` is how many columns the model
-    has. Raises `ConfigError` when xgrammar isn't installed.
+    `vocabulary()[i]` is what token i adds to the text, special tokens empty; `logits_size` is how many columns the
+    model has. Importing the library takes seconds, so that happens with the first schema, in the thread that compiles.
     """
 
-    def __init__(self, vocabulary: Sequence[bytes], logits_size: int, eos_token_ids: Sequence[int]) -> None:
-        try:
-            import xgrammar
-        except ImportError:
-            raise ConfigError("structured output needs xgrammar: install schedtop[engine]") from None
-        info = xgrammar.TokenizerInfo(
-            list(vocabulary),
-            xgrammar.VocabType.RAW,
-            vocab_size=logits_size,
-            stop_token_ids=list(eos_token_ids),
-        )
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
+    def __init__(self, vocabulary: Callable[[], list[bytes]], logits_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._vocabulary = vocabulary
+        self._logits_size = logits_size
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._lock = threading.Lock()
+        self._compiler: xgrammar.GrammarCompiler | None = None
+
+    def _ready_compiler(self) -> "xgrammar.GrammarCompiler":
+        with self._lock:
+            if self._compiler is None:
+                import xgrammar
+
+                info = xgrammar.TokenizerInfo(
+                    self._vocabulary(),
+                    xgrammar.VocabType.RAW,
+                    vocab_size=self._logits_size,
+                    stop_token_ids=sorted(self._eos_token_ids),
+                )
+                self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=_CACHE_BYTES)
+            return self._compiler
 
     def compile(self, schema: str) -> "CompiledSchema":
         """Compile a JSON schema. Raises `ValueError` for a bad one."""
         try:
-            compiled = self._compiler.compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
+            compiled = self._ready_compiler().compile_json_schema(schema, max_whitespace_cnt=MAX_WHITESPACE)
         except RuntimeError as error:
             reason = _SOURCE_PLACE.sub("", str(error)).strip()
             raise ValueError(f"not a JSON schema that can be followed: {reason}") from None
@@ -96,9 +103,14 @@ class SchemaState:
         return bool(self._matcher.is_terminated() or self._matcher.is_completed())
 
 
-def backend_for(tokenizer: "Tokenizer", logits_size: int, eos_token_ids: Sequence[int]) -> XGrammarBackend:
-    """A backend for a model's tokenizer."""
-    vocabulary = [
-        b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)
-    ]
+def backend_for(model: str, logits_size: int, eos_token_ids: Sequence[int]) -> XGrammarBackend | None:
+    """A backend for the tokenizer of a model; None when xgrammar isn't installed."""
+
+    def vocabulary() -> list[bytes]:
+        tokenizer = load_tokenizer(model)
+        tokens = range(tokenizer.vocab_size)
+        return [b"" if tokenizer.is_special(token) else tokenizer.token_bytes(token) for token in tokens]
+
+    if importlib.util.find_spec("xgrammar") is None:
+        return None
     return XGrammarBackend(vocabulary, logits_size, eos_token_ids)

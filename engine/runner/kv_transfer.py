@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from schedtop.engine.kv.connector.base import BlockTransfer, KVConnectorMetadata
 from schedtop.engine.kv.connector.format import KVFormat
@@ -151,6 +151,7 @@ class KVTransferWorker:
         self._store.close()
 
 
+@runtime_checkable
 class TransferringRunner(Protocol):
     """A runner that can take part in KV transfers."""
 
