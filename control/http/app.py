@@ -88,6 +88,7 @@ class Gateway:
             Route("GET", "/openapi.json", Scope.METRICS, self.openapi),
             Route("GET", "/metrics", Scope.METRICS, self.metrics.page),
             Route("GET", "/v1/models", Scope.INFER, openai.models),
+            Route("GET", "/v1/models/{model}", Scope.INFER, openai.model),
             Route("POST", "/v1/completions", Scope.INFER, openai.completions),
             Route("POST", "/v1/chat/completions", Scope.INFER, openai.chat_completions),
             *(Route(*route) for route in self.control.routes()),
@@ -104,7 +105,7 @@ class Gateway:
         )
         app = web.Application(
             client_max_size=MAX_BODY_BYTES,
-            middlewares=[faults_become_answers(self.service), guard.middleware],
+            middlewares=[self.metrics.traffic.middleware, faults_become_answers(self.service), guard.middleware],
         )
         for route in routes:
             app.router.add_route(route.method, route.path, route.handler)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import ParamSpec
 
 from schedtop.control.client import Client, Message
 from schedtop.control.errors import CommandRefused, Disconnected, NoReply
@@ -93,6 +94,18 @@ class TokenStream:
 
 def _num_values(output: TokenOutput) -> int:
     return len(output.token_ids) + sum(map(len, output.logprobs or ()))
+
+
+Told = ParamSpec("Told")
+
+
+def tell(listeners: list[Callable[Told, None]], *message: Told.args, **named: Told.kwargs) -> None:
+    """Tell everybody; a listener that fails (a metric, say) is logged and never ends serving."""
+    for listener in listeners:
+        try:
+            listener(*message, **named)
+        except Exception:
+            logger.exception("%r failed", listener)
 
 
 class EngineLink:
@@ -187,8 +200,7 @@ class EngineLink:
     def _arrived(self, client: Client) -> None:
         self._client, self._welcome = client, client.welcome
         logger.info("connected to %s (%s)", client.welcome.info.name, self.target)
-        for listener in self.on_welcome:
-            listener(client.welcome)
+        tell(self.on_welcome, client.welcome)
         self.was_lost.clear()
         self.was_seen.set()
 
@@ -208,11 +220,9 @@ class EngineLink:
                         stream.put(output)
             case SnapshotUpdate():
                 self._keep(message)
-                for on_update in self.on_update:
-                    on_update(message)
+                tell(self.on_update, message)
             case EventBatch():
-                for on_events in self.on_events:
-                    on_events(message)
+                tell(self.on_events, message)
             case Goodbye():
                 raise Disconnected(message.reason)
 

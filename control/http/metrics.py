@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from schedtop.control.http.samples import HISTOGRAMS, Samples
 from schedtop.control.http.service import REFRESH_TIMEOUT_S, Service
+from schedtop.control.http.traffic import Traffic
 from schedtop.control.messages import EngineInfo, SnapshotUpdate
 from schedtop.engine.snapshot import Counters, FinishReason, LimitedBy, PauseState, Snapshot, WaitReason
 
@@ -128,6 +129,7 @@ class Metrics(Collector):
         self.registry = CollectorRegistry()
         self.samples = Samples(service)
         self._link = service.link
+        self.traffic = Traffic(self.registry)
         self.registry.register(self)
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)

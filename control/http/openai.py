@@ -42,6 +42,12 @@ class OpenAiRoutes:
         """The one model this engine serves."""
         return web.json_response({"object": "list", "data": [self._model_card()]})
 
+    async def model(self, request: web.Request) -> web.Response:
+        """One model by name."""
+        if request.match_info["model"] != self._service.info.model:
+            raise _no_such_model(request.match_info["model"], self._service.info.model)
+        return web.json_response(self._model_card())
+
     def _model_card(self) -> dict[str, Any]:
         info = self._service.info
         return {
@@ -96,9 +102,7 @@ class OpenAiRoutes:
         default_max_tokens: int,
     ) -> Plan:
         if body.model not in (None, "", info.model):
-            raise ApiError(
-                404, f"model {body.model!r} isn't served here, {info.model!r} is", code="model_not_found", param="model"
-            )
+            raise _no_such_model(body.model, info.model)
         caller: Caller = request[CALLER]
         caller.check_priority(body.priority)
         for prompt in prompts:
@@ -196,6 +200,10 @@ class OpenAiRoutes:
                 await stream.send(b"".join(chunks))
         if options is not None and options.include_usage:
             await stream.send(sse.event(renderer.usage_chunk(usage_of(generation))))
+
+
+def _no_such_model(asked: str | None, served: str) -> ApiError:
+    return ApiError(404, f"model {asked!r} isn't served here, {served!r} is", code="model_not_found", param="model")
 
 
 def _append(whole: Delta, delta: Delta) -> None:

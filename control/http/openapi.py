@@ -1,6 +1,7 @@
 """`/openapi.json`: the document is made from the routes, the message types and the engine's knob table."""
 
 import inspect
+import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -95,7 +96,7 @@ def _schemas() -> dict[str, Json]:
 
 def _operation(route: AnyRoute, command: CommandRoute | None, schemas: dict[str, Json]) -> Json:
     described = command.command if command is not None else route.handler
-    name = route.path.strip("/").replace("/", "_").replace("-", "_").replace(".", "_")
+    name = route.path.strip("/").replace("/", "_").replace("-", "_").replace(".", "_").replace("{", "").replace("}", "")
     operation: Json = {
         "operationId": f"{route.method.lower()}_{name}",
         "summary": (inspect.getdoc(described) or "").partition("\n")[0],
@@ -119,7 +120,8 @@ def _operation(route: AnyRoute, command: CommandRoute | None, schemas: dict[str,
 def _parameters(route: AnyRoute, command: CommandRoute | None, schemas: dict[str, Json]) -> list[Json]:
     fields = Viewport if route.path.endswith("/requests") else (command.fields or command.command if command else None)
     if fields is None:
-        return []
+        names = re.findall(r"\{(\w+)\}", route.path)
+        return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
     properties: dict[str, Json] = schemas[fields.__name__]["properties"]
     return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in properties.items()]
 

@@ -14,6 +14,8 @@ from schedtop.control.http.service import Service
 from schedtop.control.messages import EventBatch, SnapshotUpdate, Welcome
 from schedtop.engine.snapshot import EventKind, StepRecord
 
+MAX_REMEMBERED = 4096
+"""Requests remembered before those that ended without an answer are looked for."""
 REJECTION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 
@@ -120,6 +122,8 @@ class Samples:
 
     def take_events(self, batch: EventBatch) -> None:
         """When this gateway's requests first ran, and how often they were thrown out."""
+        if len(self._scheduled_at) > MAX_REMEMBERED:
+            self._forget_ended()
         for event in batch.events:
             if event.request_id is None or not self._link.is_live(event.request_id):
                 continue
@@ -152,11 +156,11 @@ class Samples:
         for name, value in observe.items():
             self.histograms[name].observe(value)
 
-    def forget(self, request_ids: Sequence[str]) -> None:
-        """Requests that ended without an answer."""
-        for request_id in request_ids:
-            self._scheduled_at.pop(request_id, None)
-            self._num_preemptions.pop(request_id, None)
+    def _forget_ended(self) -> None:
+        """Drop what is kept of requests that ended without an answer."""
+        for kept in (self._scheduled_at, self._num_preemptions):
+            for request_id in [request_id for request_id in kept if not self._link.is_live(request_id)]:
+                del kept[request_id]
 
     def _times(self, answer: Answer) -> dict[str, float]:
         scheduled = self._scheduled_at.pop(answer.request_id, answer.submitted_at)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from schedtop.control.http.failures import ApiError
 from schedtop.control.http.generation import Answer, Plan
 from schedtop.control.http.health import StallWatch
-from schedtop.control.http.link import EngineLink
+from schedtop.control.http.link import EngineLink, tell
 from schedtop.control.http.text import Tokenizer
 from schedtop.control.messages import EngineInfo, NoteRefusal, SnapshotUpdate, Welcome
 from schedtop.engine.errors import ConfigError
@@ -81,13 +81,11 @@ class Service:
 
     def answered(self, answer: Answer, plan: Plan) -> None:
         """An answer has ended: tell whoever counts them."""
-        for listener in self.on_answered:
-            listener(answer, plan)
+        tell(self.on_answered, answer, plan)
 
     def refused(self, code: str, message: str) -> None:
         """The engine didn't take a request: tell whoever counts them."""
-        for listener in self.on_refused:
-            listener(code, message)
+        tell(self.on_refused, code, message)
 
     def note_refusal(self, caller: str, action: str, detail: str) -> None:
         """Have it written into the audit log that a token's holder asked for what it may not have."""

@@ -29,6 +29,9 @@ async def client(world):
 async def test_the_official_client_lists_the_model(client) -> None:
     models = await client.models.list()
     assert [model.id for model in models.data] == ["fake"]
+    assert (await client.models.retrieve("fake")).id == "fake"
+    with pytest.raises(openai.NotFoundError):
+        await client.models.retrieve("other")
 
 
 async def test_the_official_client_completes_streaming_and_not(client) -> None:

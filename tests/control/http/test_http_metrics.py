@@ -140,14 +140,18 @@ async def _steps_seen(world) -> None:
 
 
 async def test_no_series_comes_from_what_clients_send(world) -> None:
-    await world.complete("hello", max_tokens=1)
+    for path in ("/no/path", "/v1/models", "/metrics"):
+        await world.session.get(path)
+    for fields in ({"max_tokens": 1}, {"model": "m"}):
+        await world.complete("hello", **fields)
     await _steps_seen(world)
     before = _series(await page(world))
     fields = [{"request_id": f"id-{index}", "priority": index, "user": f"user-{index}"} for index in range(40)]
     fields += [{"stop": [f"x{index}"], "cache_salt": f"salt{index}", "model": f"m{index}"} for index in range(20)]
     await asyncio.gather(*(world.complete("hello", max_tokens=1, **extra) for extra in fields))
-    for path in ("/no/such/path", "/v1/models"):
-        await world.send("GET", path)
+    for index in range(20):
+        async with world.session.request(("PUT", "DELETE")[index % 2], f"/no/such/path{index}") as response:
+            assert response.status == 404
     assert _series(await page(world)) == before
 
 
@@ -196,3 +200,23 @@ def test_a_sample_equal_to_a_bound_counts_below_it() -> None:
 @pytest.mark.parametrize(("limit", "last"), [(2048, 2000.0), (4096, 2000.0), (5000, 5000.0), (1, 1.0), (None, 1e6)])
 def test_token_count_bounds_end_at_the_models_length(limit, last) -> None:
     assert one_two_five(limit)[-1] == last
+
+
+async def test_http_requests_are_counted_by_route_and_status_class(world) -> None:
+    await world.complete("hello", max_tokens=1)
+    await world.complete("hello", max_tokens=0)
+    metrics = await world.metrics()
+    for status in ("2xx", "4xx"):
+        assert metrics[f'http_requests_total{{handler="/v1/completions",method="POST",status="{status}"}}'] == 1
+
+
+async def test_a_metric_that_breaks_never_ends_serving(world, caplog) -> None:
+    def breaks(*args) -> None:
+        raise ValueError("counters only go up")
+
+    world.gateway.link.on_update.append(breaks)
+    world.gateway.service.on_answered.append(breaks)
+    assert (await world.complete("hello", max_tokens=3))[0] == 200
+    await _steps_seen(world)
+    assert world.gateway.link.is_connected
+    assert "counters only go up" in caplog.text
