@@ -56,6 +56,11 @@ class PlaybookRun:
         self._specs = {spec.name: spec for spec in engine.welcome.knobs}
         self._reason = f"playbook {playbook.name}"
         self._history = SignalHistory()
+        self._since_steps = SignalHistory()
+        """What happened since the last step: all that checks may look at."""
+        whens = [playbook.when, *(step.when for step in [*playbook.steps, *playbook.last])]
+        self._conditions = {text: Condition(text) for text in whens if text is not None}
+        """Looked at every moment, since `for` has to remember."""
         self._snapshot: Snapshot
         self._initial: dict[str, KnobValue] = {}
         """The knobs at the start."""
@@ -97,10 +102,15 @@ class PlaybookRun:
                 await set_knobs(self._engine, SetKnobs(changes=known, dry_run=True))
 
     async def _carry_out(self, step: Step) -> None:
-        if step.when is not None and (verdict := Condition(step.when).test(self._history)).truth is not True:
+        """Do a step if its `when` is true now."""
+        verdict = self._conditions[step.when].test(self._history) if step.when is not None else None
+        if verdict is not None and verdict.truth is not True:
             skipped = f"{step.when}: {'unknown' if verdict.truth is None else 'not so'} ({verdict.detail})"
             self._done(StepOutcome(what=step_in_words(step), skipped=skipped))
             return
+        await self._do(step)
+
+    async def _do(self, step: Step) -> None:
         self._say(step_in_words(step))
         if step.wait is not None:
             await self._wait_until(self._history.now + parse_duration(step.wait))
@@ -153,16 +163,16 @@ class PlaybookRun:
 
     async def _check_all(self) -> None:
         """Decide every check on what happens from now on, each when its window is over; the shortest first."""
-        self._history = SignalHistory()
-        start = await self._next_moment()
+        self._since_steps = SignalHistory()
+        start = self._history.now
+        conditions = {check.expect: Condition(check.expect) for check in self._playbook.checks}
         for check in sorted(self._playbook.checks, key=_window_s):
             self._say(f"expect {check.expect}: watching for {_window_s(check):g} s")
-            condition = Condition(check.expect)
-            condition.test(self._history)
             while self._history.now < start + _window_s(check):
                 await self._next_moment()
-                condition.test(self._history)
-            self._checks.append(_judge(check, condition, self._history))
+                for condition in conditions.values():
+                    condition.test(self._since_steps)
+            self._checks.append(_judge(check, conditions[check.expect], self._since_steps))
             self._say(f"  {self._checks[-1].result}: {self._checks[-1].detail}")
 
     async def _conclude(self) -> Report:
@@ -172,7 +182,7 @@ class PlaybookRun:
             for step in self._playbook.last:
                 if step.when is not None:
                     await self._await_truth(step.when)
-                await self._carry_out(step)
+                await self._do(step)
             settings = Settings.KEPT if self._undo else Settings.UNCHANGED
             return self._report(Result.NO_DATA if unproven else Result.PASS, settings)
         result = Result.FAIL if any(check.result is Result.FAIL for check in bad) else Result.NO_DATA
@@ -230,8 +240,11 @@ class PlaybookRun:
             match message:
                 case SnapshotUpdate():
                     self._snapshot = message.snapshot
-                    self._history.add_steps(message.steps)
-                    self._history.add_snapshot(message.snapshot)
+                    for history in (self._history, self._since_steps):
+                        history.add_steps(message.steps)
+                        history.add_snapshot(message.snapshot)
+                    for condition in self._conditions.values():
+                        condition.test(self._history)
                     return self._history.now
                 case Goodbye():
                     raise Disconnected(message.reason)
@@ -241,15 +254,16 @@ class PlaybookRun:
             await self._next_moment()
 
     async def _await_truth(self, text: str) -> None:
-        condition = Condition(text)
         self._say(f"waiting until {text}")
-        while condition.test(self._history).truth is not True:
+        while self._conditions[text].test(self._history).truth is not True:
             await self._next_moment()
 
 
 def _window_s(check: Check) -> float:
-    """How long to watch: a comparison without a span looks at the default window."""
-    return max(leaf.over_s or leaf.held_s or DEFAULT_WINDOW_S for leaf in comparisons(Condition(check.expect).root))
+    """How long to watch: without a span the default window; `for` begins with the first snapshot."""
+    leaves = comparisons(Condition(check.expect).root)
+    grace_s = 2 * INTERVAL_S if any(leaf.held_s for leaf in leaves) else 0.0
+    return grace_s + max(leaf.over_s or leaf.held_s or DEFAULT_WINDOW_S for leaf in leaves)
 
 
 def _judge(check: Check, condition: Condition, history: SignalHistory) -> CheckOutcome:

@@ -10,7 +10,7 @@ from typing import Self
 
 from processes import SCHEDTOP, Home
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 """After that a screen that doesn't show what is expected has failed."""
 POLL_S = 0.05
 _numbers = itertools.count()
