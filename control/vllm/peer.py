@@ -7,6 +7,7 @@ import importlib.util
 import subprocess
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
@@ -43,8 +44,13 @@ class VllmProcess:
         except OSError as error:
             way_out = "give the path of a Python that has vLLM"
             raise PeerFailed(f"{python} can't be run ({error.strerror}): {way_out}") from None
-        Thread(target=self._listen, daemon=True).start()
-        self.version = str(self._read()["version"])
+        self._listener = Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        try:
+            self.version = str(self._read()["version"])
+        except PeerFailed:
+            self.close()
+            raise
 
     def _listen(self) -> None:
         assert self._process.stderr is not None
@@ -56,20 +62,24 @@ class VllmProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        self._listener.join()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # what it never read goes with it
+                    pipe.close()
 
     def ask(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """Send a request and wait for its answer."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # reading tells why
             self._process.stdin.write(msgspec.json.encode(request).decode() + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # reading tells why
         return self._read()
 
     def _read(self) -> Mapping[str, Any]:
@@ -77,6 +87,7 @@ class VllmProcess:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
+            self._listener.join()
             words = "".join(self._last_words).strip() or "it said nothing"
             raise PeerFailed(f"vLLM's scheduler under {self._python} ended: {words}")
         answer: Mapping[str, Any] = msgspec.json.decode(line)

@@ -224,7 +224,8 @@ class TimedScheduler:
         prompt = [index + 10] * (num_tokens or sizes["prompt"] + index % size)
         max_tokens = sizes["forever"]
         if self.workload["has_churn"]:
-            max_tokens = index % self.workload["running"] + sizes["settling_steps"] + 1
+            running = self.workload["running"]
+            max_tokens = sizes["settling_steps"] + index + 1 if index < running else running
         return make_request(f"request-{index}", prompt, max_tokens, size, float(index), index % 3)
 
     def _step(self) -> float:

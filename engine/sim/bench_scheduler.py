@@ -71,7 +71,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def max_tokens(self, index: int) -> int:
         """Length of an answer: with churn such that request after request ends, one a step."""
-        return index % self.running + self.settling_steps + 1 if self.has_churn else FOREVER
+        if not self.has_churn:
+            return FOREVER
+        return self.settling_steps + index + 1 if index < self.running else self.running
 
     @property
     def settling_steps(self) -> int:
