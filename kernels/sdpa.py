@@ -42,13 +42,7 @@ class SdpaAttention:
         store_kv(k, v, kv_cache, meta.slot_mapping)
         out = torch.empty_like(q)
         self._attend_decodes(q, kv_cache, meta, window, out)
-        start = 0
-        for row, (query_len, seq_len) in enumerate(zip(meta.query_lens, meta.context_lens, strict=True)):
-            if query_len > 1:
-                num_blocks = -(-seq_len // kv_cache.shape[2])
-                keys, values = gather_kv(kv_cache, meta.block_table[row, :num_blocks].long(), seq_len)
-                out[start : start + query_len] = _prefill(q[start : start + query_len], keys, values, window)
-            start += query_len
+        attend_prefills(q, kv_cache, meta, window, out)
         return out
 
     def _attend_decodes(
@@ -90,6 +84,19 @@ def _find_decodes(meta: AttentionMeta, block_size: int, window: int | None) -> _
     # Entries past a request's own blocks are leftovers: read block 0 there, the mask hides it.
     blocks = blocks.masked_fill(torch.arange(num_blocks, device=device)[None] * block_size >= lens, 0)
     return _Decodes(meta.query_start_loc[index].long(), blocks, mask[:, None, None])
+
+
+def attend_prefills(
+    q: torch.Tensor, kv_cache: torch.Tensor, meta: AttentionMeta, window: int | None, out: torch.Tensor
+) -> None:
+    """Fill `out` where a request has more than one query."""
+    start = 0
+    for row, (query_len, seq_len) in enumerate(zip(meta.query_lens, meta.context_lens, strict=True)):
+        if query_len > 1:
+            num_blocks = -(-seq_len // kv_cache.shape[2])
+            keys, values = gather_kv(kv_cache, meta.block_table[row, :num_blocks].long(), seq_len)
+            out[start : start + query_len] = _prefill(q[start : start + query_len], keys, values, window)
+        start += query_len
 
 
 def _prefill(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None) -> torch.Tensor:

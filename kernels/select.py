@@ -7,9 +7,11 @@ from schedtop.kernels.attention import AttentionBackend, AttentionSpec
 BACKENDS = {
     "reference": ("schedtop.kernels.reference", "ReferenceAttention"),
     "cpu": ("schedtop.kernels.cpu", "CpuAttention"),
+    "flash": ("schedtop.kernels.flash", "FlashAttention"),
+    "triton": ("schedtop.kernels.triton", "TritonAttention"),
     "sdpa": ("schedtop.kernels.sdpa", "SdpaAttention"),
 }
-PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("sdpa",)}
+PREFERENCE = {"cpu": ("cpu", "sdpa"), "cuda": ("flash", "triton", "sdpa")}
 """By device, best first; the last one works everywhere."""
 
 

@@ -3,7 +3,12 @@
 The reference itself is checked against dense attention with an explicit mask, written down separately here.
 """
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -12,8 +17,11 @@ from hypothesis import strategies as st
 
 from schedtop.kernels.attention import AttentionBackend, AttentionMeta, AttentionSpec
 from schedtop.kernels.cpu import CpuAttention, supported_isas
+from schedtop.kernels.flash import FlashAttention, flash_version
 from schedtop.kernels.reference import ReferenceAttention
 from schedtop.kernels.sdpa import SdpaAttention
+from schedtop.kernels.select import choose_backend
+from schedtop.kernels.triton import TritonAttention
 
 BACKENDS: dict[str, AttentionBackend] = {
     "sdpa": SdpaAttention(),
@@ -134,7 +142,10 @@ def test_reference_equals_dense_attention_under_a_mask(case: Case) -> None:
         start += new
 
 
-@pytest.mark.skipif(not supported_isas(), reason="built without a C++ compiler")
+needs_kernel = pytest.mark.skipif(not supported_isas(), reason="built without a C++ compiler")
+
+
+@needs_kernel
 @pytest.mark.parametrize("isa", supported_isas())
 def test_compiled_kernel_keeps_large_scores_apart(isa: str) -> None:
     """Scores in the hundreds overflow a softmax that doesn't subtract the largest."""
@@ -146,7 +157,7 @@ def test_compiled_kernel_keeps_large_scores_apart(isa: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-3)
 
 
-@pytest.mark.skipif(not supported_isas(), reason="built without a C++ compiler")
+@needs_kernel
 def test_compiled_kernel_refuses_what_it_cannot_do_by_name() -> None:
     spec = AttentionSpec(
         device="cpu", num_heads=8, num_kv_heads=8, head_size=64, block_size=16, cache_dtype=torch.float16
@@ -157,3 +168,84 @@ def test_compiled_kernel_refuses_what_it_cannot_do_by_name() -> None:
     assert "bfloat16" in str(backend.refuses(replace(spec, cache_dtype=torch.bfloat16)))
     assert "cuda" in str(backend.refuses(replace(spec, device="cuda")))
     assert "128 query heads" in str(backend.refuses(replace(spec, num_heads=128, num_kv_heads=1)))
+
+
+HAS_CUDA = torch.cuda.is_available()
+CAN_TRITON = find_spec("triton") is not None and (HAS_CUDA or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not CAN_TRITON, reason="no CUDA, and TRITON_INTERPRET=1 isn't set (make test-gpu)")
+needs_flash = pytest.mark.skipif(not HAS_CUDA or flash_version() is None, reason="no CUDA, or no flash-attn")
+
+
+def to_device(step: Step, device: str) -> Step:
+    meta = replace(
+        step.meta,
+        **{
+            name: getattr(step.meta, name).to(device)
+            for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")
+        },
+    )
+    q, k, v, cache = (tensor.to(device) for tensor in (step.q, step.k, step.v, step.cache))
+    return Step(q, k, v, cache, meta)
+
+
+@needs_triton
+@settings(max_examples=12, deadline=None)
+@given(case=cases)
+def test_triton_equals_the_reference(case: Case) -> None:
+    """On CUDA where there is one, else in Triton's interpreter."""
+    step = make_step(replace(case, requests=case.requests[:3]))
+    expected, _ = attend(ReferenceAttention(), step, case.window)
+    found, _ = attend(TritonAttention(), to_device(step, "cuda" if HAS_CUDA else "cpu"), case.window)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0.0, atol=1e-4)
+
+
+@needs_flash
+@pytest.mark.parametrize("block_size", [16, 256])
+@settings(max_examples=40, deadline=None)
+@given(case=cases)
+def test_flash_equals_the_reference(block_size: int, case: Case) -> None:
+    """fp16 throughout, as flash-attn computes: the reference gets the same rounded inputs."""
+    step = make_step(replace(case, block_size=block_size, dtype=torch.float16))
+    step.q, step.k, step.v = (tensor.half() for tensor in (step.q, step.k, step.v))
+    expected, _ = attend(ReferenceAttention(), step, case.window)
+    found, _ = attend(FlashAttention(), to_device(step, "cuda"), case.window)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0.0, atol=4e-3)
+
+
+def make_spec(**overrides: object) -> AttentionSpec:
+    values = {"num_heads": 9, "num_kv_heads": 3, "head_size": 64, "block_size": 16, "cache_dtype": torch.float16}
+    return AttentionSpec(**{"device": "cpu", **values, **overrides})
+
+
+def test_backend_asked_for_in_vain_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="flash can't be used: flash-attn computes on CUDA"):
+        choose_backend(make_spec(), "flash")
+    with pytest.raises(ValueError, match="backend warp is unknown: choose from auto, reference"):
+        choose_backend(make_spec(), "warp")
+
+
+def test_without_the_compiled_kernel_torch_takes_over_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedtop.kernels.cpu.load_library", lambda: (None, "built without a C++ compiler"))
+    backend, reason = choose_backend(make_spec())
+    assert backend.name == "sdpa" and "cpu is out: built without a C++ compiler" in reason
+
+
+def test_flash_names_the_block_size_rule_where_small_blocks_have_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("schedtop.kernels.flash.flash_version", lambda: (2, 8, 3))
+    monkeypatch.setattr("schedtop.kernels.triton_decode.find_spec", lambda _: None)
+    reason = FlashAttention().refuses(make_spec(device="cuda"))
+    assert reason is not None and "--block-size 256" in reason and "not 16" in reason
+    assert FlashAttention().refuses(make_spec(device="cuda", block_size=256)) is None
+    assert "fp16 and bf16" in str(FlashAttention().refuses(make_spec(device="cuda", cache_dtype=torch.float32)))
+
+
+@needs_kernel
+def test_compiled_kernel_brings_no_openmp_runtime_of_its_own() -> None:
+    """Two in one process would fight for the cores. Looked at in a process that has loaded nothing else."""
+    code = (
+        "from schedtop.kernels.cpu import load_library; load_library()\n"
+        "import json, threadpoolctl; print(json.dumps(threadpoolctl.threadpool_info()))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    runtimes = [pool["filepath"] for pool in json.loads(done.stdout) if pool["user_api"] == "openmp"]
+    assert len(runtimes) == 1 and "torch" in runtimes[0]
