@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from schedtop.control.http import auth
+from schedtop.control.http.as_json import json_response
 from schedtop.control.http.auth import Scope
 from schedtop.control.http.control import ControlRoutes
 from schedtop.control.http.guard import Guard, faults_become_answers
@@ -122,7 +123,7 @@ class Gateway:
     async def openapi(self, request: web.Request) -> web.Response:
         """This interface, described for programs."""
         open_to_all = auth.ANYBODY.scopes if self.config.is_open else ()
-        return web.json_response(document(self.routes(), self.link.welcome.knobs, open_to_all))
+        return json_response(document(self.routes(), self.link.welcome.knobs, open_to_all))
 
     async def start(self) -> None:
         """Listen and connect to the engine."""
@@ -165,5 +166,5 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
 
 def _status(fault: str | None) -> web.Response:
     if fault is None:
-        return web.json_response({"status": "ok"})
-    return web.json_response({"status": "unavailable", "reason": fault}, status=503)
+        return json_response({"status": "ok"})
+    return json_response({"status": "unavailable", "reason": fault}, status=503)

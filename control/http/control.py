@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from schedtop.control.http import sse
+from schedtop.control.http.as_json import json_response
 from schedtop.control.http.auth import Caller, Scope
 from schedtop.control.http.events import EventHub
 from schedtop.control.http.failures import ApiError, from_bad_json
@@ -21,12 +22,6 @@ from schedtop.engine.snapshot import Viewport
 RouteSpec = tuple[str, str, Scope, Handler]
 MAX_EVENT_STREAMS = 64
 """Clients that may follow the event stream at once."""
-_encoder = msgspec.json.Encoder()
-
-
-def json_response(value: object) -> web.Response:
-    """Any message as JSON."""
-    return web.Response(body=_encoder.encode(value), content_type="application/json")
 
 
 class ControlRoutes:

@@ -6,6 +6,7 @@ import msgspec
 from aiohttp import web
 
 from schedtop.control.errors import CommandRefused, Disconnected
+from schedtop.control.http.as_json import json_response
 
 STATUS_OF_CODE = {
     "refused": 400,
@@ -61,10 +62,12 @@ class ApiError(Exception):
 
     def response(self) -> web.Response:
         """The whole answer, with the headers that belong to the status."""
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        response = json_response(self.body(), self.status)
+        if self.status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
         if self.retry_after_s is not None:
-            headers["Retry-After"] = str(self.retry_after_s)
-        return web.json_response(self.body(), status=self.status, headers=headers)
+            response.headers["Retry-After"] = str(self.retry_after_s)
+        return response
 
 
 def from_refusal(refused: CommandRefused, retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiError:

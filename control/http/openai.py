@@ -1,34 +1,31 @@
 """The OpenAI-compatible routes: models, completions, chat completions, streaming and not.
 
-From HTTP to a `Plan` and from deltas to bytes; fields are checked in `openai_types.py`, shapes made in `render.py`,
-tokens followed in `generation.py`.
+From HTTP to a `Plan`; fields are checked in `openai_types.py`, tokens followed in `generation.py`, shapes made in
+`render.py`, responses written in `answer.py`.
 """
 
 import asyncio
-import logging
 import uuid
 from typing import Any
 
 from aiohttp import web
 
-from schedtop.control.errors import CommandRefused, Disconnected
-from schedtop.control.http import sse
+from schedtop.control.errors import CommandRefused
+from schedtop.control.http.answer import Response
+from schedtop.control.http.as_json import json_response
 from schedtop.control.http.auth import Caller
-from schedtop.control.http.failures import ApiError, from_disconnect
-from schedtop.control.http.generation import Delta, Generation, Plan
+from schedtop.control.http.failures import ApiError
+from schedtop.control.http.generation import Generation, Plan
 from schedtop.control.http.keys import CALLER
-from schedtop.control.http.link import SlowReader
-from schedtop.control.http.openai_types import ChatRequest, CommonRequest, CompletionRequest, parse
-from schedtop.control.http.render import ChatShape, CompletionShape, Renderer, Shape, usage_of
+from schedtop.control.http.openai_types import ChatRequest, CommonRequest, CompletionRequest, StreamOptions, parse
+from schedtop.control.http.render import ChatShape, CompletionShape, Renderer, Shape
 from schedtop.control.http.service import Service
 from schedtop.control.http.text import Tokenizer
 from schedtop.control.messages import EngineInfo
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as OpenAI and vLLM have it."""
-LONG_TEXT = 20_000
+LONG_TEXT = 4_000
 """Characters from which a text is tokenised off the event loop."""
 
 
@@ -40,13 +37,13 @@ class OpenAiRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model this engine serves."""
-        return web.json_response({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: web.Request) -> web.Response:
         """One model by name."""
         if request.match_info["model"] != self._service.info.model:
             raise _no_such_model(request.match_info["model"], self._service.info.model)
-        return web.json_response(self._model_card())
+        return json_response(self._model_card())
 
     def _model_card(self) -> dict[str, Any]:
         info = self._service.info
@@ -68,9 +65,7 @@ class OpenAiRoutes:
         prompts = [await _token_ids(tokenizer, prompt) for prompt in given]
         plan = self._plan(request, body, prompts, info, "cmpl", DEFAULT_COMPLETION_TOKENS)
         echoes = [_as_text(tokenizer, prompt) for prompt in given] if body.echo else None
-        return await self._answer(
-            request, body, plan, tokenizer, CompletionShape(tokenizer, body.num_logprobs()), echoes
-        )
+        return await self._answer(request, body, plan, CompletionShape(tokenizer, body.num_logprobs()), echoes)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
@@ -88,7 +83,7 @@ class OpenAiRoutes:
             ) from None
         room = (info.max_model_len or len(prompt) + 1) - len(prompt)
         plan = self._plan(request, body, [prompt], info, "chatcmpl", max(room, 1))
-        return await self._answer(request, body, plan, tokenizer, ChatShape(tokenizer, body.num_logprobs()), None)
+        return await self._answer(request, body, plan, ChatShape(tokenizer, body.num_logprobs()))
 
     # ---- from body to plan ------------------------------------------------------------------------------------
 
@@ -118,109 +113,28 @@ class OpenAiRoutes:
             cache_salt=body.cache_salt,
         )
 
-    # ---- from plan to answer ----------------------------------------------------------------------------------
-
     async def _answer(
-        self,
-        request: web.Request,
-        body: CommonRequest,
-        plan: Plan,
-        tokenizer: Tokenizer,
-        shape: Shape,
-        echoes: list[str] | None,
+        self, request: web.Request, body: CommonRequest, plan: Plan, shape: Shape, echoes: list[str] | None = None
     ) -> web.StreamResponse:
-        renderer = Renderer(shape, plan.request_id, self._service.info.model)
+        """Submit, answer, and leave nothing behind whatever happens."""
+        tokenizer = await self._service.tokenizer()
         with self._service.admitted():
             generation = Generation(self._service.link, tokenizer, plan, self._service.answered)
+            response = Response(generation, Renderer(shape, plan.request_id, self._service.info.model), echoes)
             try:
                 await generation.submit()
                 if body.stream:
-                    return await self._stream(request, body, generation, renderer, echoes)
-                return await self._whole(generation, renderer, echoes)
+                    return await response.streamed(request, body.stream_options or StreamOptions())
+                return await response.whole()
             except CommandRefused as refused:
                 self._service.refused(refused.code, refused.message)
                 raise
             finally:
                 generation.close()
 
-    async def _whole(self, generation: Generation, renderer: Renderer, echoes: list[str] | None) -> web.Response:
-        wholes = [Delta(answer.index) for answer in generation.answers]
-        _prepend(echoes, wholes, generation.plan.n)
-        async for deltas in generation.deltas():
-            for delta in deltas:
-                _append(wholes[delta.index], delta)
-        return web.json_response(renderer.whole(wholes, usage_of(generation)))
-
-    async def _stream(
-        self,
-        request: web.Request,
-        body: CommonRequest,
-        generation: Generation,
-        renderer: Renderer,
-        echoes: list[str] | None,
-    ) -> web.StreamResponse:
-        """Headers go out once the engine has accepted; what fails later is told inside the stream."""
-        stream = await sse.EventStream.open(request)
-        try:
-            for opening in renderer.openings(len(generation.answers)):
-                await stream.send(sse.event(opening))
-            await self._send_deltas(stream, body, generation, renderer, echoes)
-        except (ApiError, Disconnected) as error:
-            failure = from_disconnect(error) if isinstance(error, Disconnected) else error
-            await stream.send(sse.event(failure.body()))
-        except (ConnectionError, SlowReader) as error:
-            logger.info("request %s cut: %s", generation.plan.request_id, error)
-            if request.transport is not None:
-                request.transport.abort()
-            raise
-        await stream.send(sse.DONE)
-        return await stream.end()
-
-    async def _send_deltas(
-        self,
-        stream: sse.EventStream,
-        body: CommonRequest,
-        generation: Generation,
-        renderer: Renderer,
-        echoes: list[str] | None,
-    ) -> None:
-        options = body.stream_options
-        is_continuous = options is not None and options.continuous_usage_stats
-        pending = [Delta(answer.index) for answer in generation.answers]
-        _prepend(echoes, pending, generation.plan.n)
-        async for deltas in generation.deltas():
-            chunks = []
-            for delta in deltas:
-                _append(pending[delta.index], delta)
-                if _is_worth_sending(pending[delta.index]):
-                    usage = usage_of(generation) if is_continuous else None
-                    chunks.append(sse.event(renderer.chunk(pending[delta.index], usage)))
-                    pending[delta.index] = Delta(delta.index)
-            if chunks:
-                await stream.send(b"".join(chunks))
-        if options is not None and options.include_usage:
-            await stream.send(sse.event(renderer.usage_chunk(usage_of(generation))))
-
 
 def _no_such_model(asked: str | None, served: str) -> ApiError:
     return ApiError(404, f"model {asked!r} isn't served here, {served!r} is", code="model_not_found", param="model")
-
-
-def _append(whole: Delta, delta: Delta) -> None:
-    whole.text += delta.text
-    whole.tokens += delta.tokens
-    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
-
-
-def _prepend(echoes: list[str] | None, deltas: list[Delta], n: int) -> None:
-    for delta in deltas if echoes else ():
-        assert echoes is not None
-        delta.text = echoes[delta.index // n]
-
-
-def _is_worth_sending(delta: Delta) -> bool:
-    """Tokens that show no text yet (half a character, a held-back stop string) wait for those that do."""
-    return bool(delta.text) or delta.finish_reason is not None
 
 
 def _request_id(request: web.Request, body: CommonRequest, prefix: str) -> str:
