@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup setup-dev demo test test-fast check clean
+.PHONY: setup setup-dev demo test test-fast test-gpu check clean
 
 setup: $(STAMP)
 setup-dev: $(STAMP)-dev
@@ -33,6 +33,11 @@ test: setup-dev
 
 test-fast: setup-dev
 	$(BIN)/python -m pytest -m "not model and not e2e"
+
+# The attention backends for GPUs, one line per test: on CUDA where there is one; else Triton in its interpreter.
+test-gpu: setup-dev
+	TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
+		$(BIN)/python -m pytest -v -rs tests/kernels -k "triton or flash"
 
 check: setup-dev
 	$(BIN)/ruff check .
