@@ -8,6 +8,7 @@ past `MAX_UNREAD_BYTES` or `MAX_UNREAD_UNITS` it is cut with a reason. Nobody ev
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -15,7 +16,16 @@ from schedtop.control.audit import Actor
 from schedtop.control.coalesce import TokenBuffer
 from schedtop.control.errors import BadFrame, NotAllowed
 from schedtop.control.framing import encode_frame
-from schedtop.control.messages import Envelope, ErrorReply, FromServer, Reply, Subscribe, TokenOutput, Welcome
+from schedtop.control.messages import (
+    Envelope,
+    ErrorReply,
+    FromServer,
+    Reply,
+    Subscribe,
+    TokenBatch,
+    TokenOutput,
+    Welcome,
+)
 from schedtop.control.session import ServerSession, SessionState
 from schedtop.control.unix_socket import peer_uid
 from schedtop.engine.errors import SchedtopError
@@ -41,6 +51,11 @@ class Host(Protocol):
 
     def welcome(self, read_only: bool) -> Welcome:
         """The answer to a greeting."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The newest step heard of."""
         ...
 
     def connected(self, connection: "Connection") -> None:
@@ -143,10 +158,17 @@ class Connection(asyncio.Protocol):
         """Hand a message to the system; cut the client if too much is waiting for it."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(encode_frame(message))
+        self._write(message)
         num_unread = self._transport.get_write_buffer_size()
         if num_unread > MAX_UNREAD_BYTES:
             self.cut(f"{num_unread} bytes are waiting to be read, the limit is {MAX_UNREAD_BYTES}: read faster")
+
+    def _write(self, message: FromServer) -> None:
+        assert self._transport is not None
+        message.mono, message.wall = time.monotonic(), time.time()
+        if not isinstance(message, TokenBatch):  # which tells the step its tokens are of
+            message.step = self._host.step
+        self._transport.write(encode_frame(message))
 
     def add_tokens(self, step: int, outputs: Iterable[TokenOutput]) -> None:
         """Keep a step's tokens until `send_tokens`."""
@@ -184,7 +206,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         for message in outgoing:
-            self._transport.write(encode_frame(message))
+            self._write(message)
         if self.session.state is SessionState.CLOSED:
             self._transport.close()
             asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)

@@ -22,7 +22,12 @@ class _FromClient(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=
 
 
 class _FromServer(msgspec.Struct, kw_only=True, tag=True):
-    """Base of what the server sends."""
+    """Base of what the server sends: stamped as it leaves."""
+
+    step: int = -1
+    """The newest step the server knew of; -1 before the first."""
+    mono: float = 0.0
+    wall: float = 0.0
 
 
 # ---- to the server: session ------------------------------------------------------------------------------------
@@ -374,9 +379,8 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(_FromServer):
-    """The tokens of this connection's requests from one step (or several, joined for a slow reader)."""
+    """The tokens of this connection's requests from one step (or several, joined for a slow reader: its last)."""
 
-    step: int
     outputs: list[TokenOutput]
 
 

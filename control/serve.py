@@ -10,9 +10,12 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
+
 from schedtop.control.audit import AuditLog
 from schedtop.control.build import build
 from schedtop.control.discovery import socket_path, state_folder
+from schedtop.control.messages import EngineInfo
 from schedtop.control.server import ControlServer
 from schedtop.control.settings import ServeSettings
 from schedtop.control.supervise import SupervisedProcess
@@ -20,14 +23,16 @@ from schedtop.engine.loop import EngineLoop
 
 logger = logging.getLogger(__name__)
 
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WATCH_S = 0.2
 """Between looks at the gateway process."""
 
 
-def serve(settings: ServeSettings, say: Callable[[str], None]) -> int:
+def serve(settings: ServeSettings, say: Callable[[str], None], as_json: bool = False) -> int:
     """Run until a signal or the engine's death; returns the exit status. `say` prints a line to the operator.
 
-    The first SIGTERM or SIGINT lets running requests finish (`settings.drain` seconds at most), the second doesn't.
+    The first SIGTERM, SIGINT or SIGHUP lets running requests finish (`settings.drain` seconds at most), the second
+    doesn't. `as_json`: say in one line of JSON who and where the engine is, once it is up.
     Raises `ConfigError` or `SocketRefused` if it can't start.
     """
     path = Path(settings.socket) if settings.socket else socket_path(settings.name)
@@ -44,10 +49,10 @@ def serve(settings: ServeSettings, say: Callable[[str], None]) -> int:
         core.shutdown()
         audit.close()
         raise
-    say(f"engine {info.name}: {info.model} on {info.backend}, {info.num_usable_blocks} KV blocks of {info.block_size}")
-    say(f"control socket {path}, audit log {audit_path}")
     gateway = SupervisedProcess(gateway_arguments(settings, path)) if settings.gateway else None
     with _signals(server, settings.drain, say):
+        for line in _introduction(info, path, audit_path, as_json):
+            say(line)
         _watch(server, gateway)
     if gateway is not None:
         gateway.end()
@@ -58,6 +63,16 @@ def serve(settings: ServeSettings, say: Callable[[str], None]) -> int:
         return 1
     core.shutdown()
     return 0
+
+
+def _introduction(info: EngineInfo, socket: Path, audit: Path, as_json: bool) -> list[str]:
+    """Who and where the engine is, for people or for programs."""
+    if as_json:
+        return [msgspec.json.encode({"info": info, "socket": str(socket), "audit": str(audit)}).decode()]
+    return [
+        f"engine {info.name}: {info.model} on {info.backend}, {info.num_usable_blocks} KV blocks of {info.block_size}",
+        f"control socket {socket}, audit log {audit}",
+    ]
 
 
 def gateway_arguments(settings: ServeSettings, socket: Path) -> list[str]:
@@ -79,7 +94,7 @@ def _watch(server: ControlServer, gateway: SupervisedProcess | None) -> None:
 
 @contextlib.contextmanager
 def _signals(server: ControlServer, drain_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT end the server gently, the second time at once."""
+    """SIGTERM, SIGINT and SIGHUP end the server gently, the second time at once."""
     num_seen = 0
 
     def on_signal(number: int, _frame: object) -> None:
@@ -89,7 +104,7 @@ def _signals(server: ControlServer, drain_s: float, say: Callable[[str], None]) 
             say(f"{signal.Signals(number).name}: running requests get {drain_s:g} s to finish; again to cut them")
         server.begin_stop(drain_s)
 
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, on_signal) for number in _END_SIGNALS}
     try:
         yield
     finally:

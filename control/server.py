@@ -219,6 +219,11 @@ class ControlServer:
             read_only=read_only,
         )
 
+    @property
+    def step(self) -> int:
+        """The newest step heard of."""
+        return self._watchers.step
+
     def connected(self, connection: Connection) -> None:
         """A connection is there: it sees what happens from now on."""
         self._connections.add(connection)

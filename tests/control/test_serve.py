@@ -1,6 +1,7 @@
 """`schedtop serve` as real processes: life, death and what is loaded."""
 
 import asyncio
+import json
 import os
 import queue
 import signal
@@ -67,7 +68,7 @@ def start(folder):
     def run(*options: str) -> Serving:
         serving = Serving(folder, *options)
         started.append(serving)
-        serving.wait_for("control socket")
+        serving.wait_for("socket")
         return serving
 
     yield run
@@ -174,6 +175,16 @@ async def test_a_second_signal_cuts_the_drain_short(start, make_request):
         serving.process.send_signal(signal.SIGINT)
         assert isinstance([message async for message in client.messages()][-1], Goodbye)
     assert serving.end() == 0
+
+
+def test_programs_are_told_in_json_where_the_engine_is(folder):
+    serving = Serving(folder, *SLOW, "--json")
+    up = json.loads(serving.wait_for("socket"))
+    assert up["socket"] == str(serving.socket)
+    assert up["info"]["name"] == "e"
+    serving.process.send_signal(signal.SIGHUP)
+    assert serving.end() == 0
+    serving.kill()
 
 
 def test_a_gateway_that_dies_is_started_again_and_ends_with_the_engine(start):

@@ -356,3 +356,17 @@ async def test_watchers_make_no_call_in_the_engine_thread_while_steps_run(serve,
         engine.loop.wake_watcher = lambda: (wakes.append(1), original())[1]
         await steps_later(engine, client, 300)
         assert wakes == []
+
+
+async def test_every_message_carries_its_step_and_both_times(serve, make_request, raw):
+    engine = serve()
+    client = raw(engine, Subscribe(interval_s=0.02), make_request("r1", 16, 5), make_request("r1", 16, 5), Pause())
+    missing = {Ack, ErrorReply, SnapshotUpdate, EventBatch, TokenBatch}
+    before = 0.0
+    while missing:
+        message = await asyncio.to_thread(client.read)
+        assert message.mono >= before
+        assert message.wall > 1e9
+        if message.step >= 0:
+            missing.discard(type(message))
+        before = message.mono

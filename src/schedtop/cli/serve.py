@@ -39,7 +39,8 @@ from schedtop.control.settings import load_settings
 @click.option("--token-file", metavar="PATH", help="Tokens of the gateway.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Further name of the gateway.")
 @click.option("--drain", type=float, metavar="SECONDS", help="Time for running requests at the end. [30]")
-def serve(config: Path | None, **options: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Tell who and where the engine is in one line of JSON.")
+def serve(config: Path | None, as_json: bool, **options: Any) -> None:
     """Run an engine, its control socket and its HTTP gateway, until SIGTERM or Ctrl-C."""
     from schedtop.control.serve import serve as run
 
@@ -49,4 +50,4 @@ def serve(config: Path | None, **options: Any) -> None:
         given["knobs"] = dict(given["knobs"])
     if "allowed_hosts" in given:
         given["allowed_hosts"] = list(given["allowed_hosts"])
-    sys.exit(run(load_settings(config, given), click.echo))
+    sys.exit(run(load_settings(config, given), click.echo, as_json))
