@@ -225,7 +225,8 @@ class TimedScheduler:
         max_tokens = sizes["forever"]
         if self.workload["has_churn"]:
             running = self.workload["running"]
-            max_tokens = sizes["settling_steps"] + index + 1 if index < running else running
+            later = running - self.workload["is_async"]
+            max_tokens = sizes["settling_steps"] + index + 1 if index < running else later
         return make_request(f"request-{index}", prompt, max_tokens, size, float(index), index % 3)
 
     def _step(self) -> float:

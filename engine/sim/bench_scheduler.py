@@ -73,7 +73,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """Length of an answer: with churn such that request after request ends, one a step."""
         if not self.has_churn:
             return FOREVER
-        return self.settling_steps + index + 1 if index < self.running else self.running
+        return self.settling_steps + index + 1 if index < self.running else self.running - self.is_async
 
     @property
     def settling_steps(self) -> int:
