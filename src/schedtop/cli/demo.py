@@ -17,6 +17,7 @@ from schedtop.control.errors import Disconnected
 from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
 
 DEFAULT_SECONDS = 30.0
+DEFAULT_KV_BLOCKS = 81
 
 
 @click.command()
@@ -31,7 +32,7 @@ DEFAULT_SECONDS = 30.0
 @click.option(
     "--num-kv-blocks",
     type=click.IntRange(64, 100_000),
-    default=81,
+    default=DEFAULT_KV_BLOCKS,
     show_default=True,
     help="A small pool, so that a queue and preemptions appear within seconds.",
 )
@@ -53,18 +54,22 @@ def demo(
     Headless (also without a terminal) it exits with 0 only if tokens were generated, somebody was preempted, and with
     the load ended no block is lost.
     """
-    options = ["--model", model, "--num-kv-blocks", str(num_kv_blocks), "--max-num-batched-tokens", "256",
-               "--max-num-seqs", "16", *(("--threads", str(threads)) if threads else ())]  # fmt: skip
     click.echo("starting an engine with the built-in model ...", err=True)
-    with DemoEngine(*options, port=port) as engine:
+    with DemoEngine(*engine_options(model, num_kv_blocks, threads), port=port) as engine:
         if headless or as_json or not sys.stdout.isatty():
             summary = asyncio.run(_headless(engine, seconds or DEFAULT_SECONDS, is_quiet=as_json))
             _conclude(summary, as_json)
         else:
-            with _load_in_background(str(engine.socket)):
+            with load_in_background(str(engine.socket)):
                 from schedtop.cli.watch import run_screen
 
                 run_screen([str(engine.socket)], read_only=False, theme=theme)
+
+
+def engine_options(model: str, num_kv_blocks: int, threads: int | None) -> list[str]:
+    """The demo's `schedtop serve` options: a small budget, so that prompts come in chunks one can see."""
+    sizes = ["--num-kv-blocks", str(num_kv_blocks), "--max-num-batched-tokens", "256", "--max-num-seqs", "16"]
+    return ["--model", model, *sizes, *(("--threads", str(threads)) if threads else ())]
 
 
 async def _headless(engine: DemoEngine, seconds: float, is_quiet: bool) -> Summary:
@@ -101,7 +106,7 @@ def _conclude(summary: Summary, as_json: bool) -> None:
 
 
 @contextlib.contextmanager
-def _load_in_background(target: str) -> Iterator[None]:
+def load_in_background(target: str) -> Iterator[None]:
     """The load in a thread with a loop of its own; it ends with the block."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(_keep_busy(target))
