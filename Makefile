@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup setup-dev demo test test-fast test-gpu check clean
+.PHONY: setup setup-dev demo test test-fast test-gpu test-vllm check clean
 
 setup: $(STAMP)
 setup-dev: $(STAMP)-dev
@@ -33,6 +33,15 @@ test: setup-dev
 
 test-fast: setup-dev
 	$(BIN)/python -m pytest -m "not model and not e2e"
+
+# A real vLLM in an environment of its own (about 3 GB); not part of `make test`.
+VLLM := .vllm
+test-vllm: setup-dev $(VLLM)/.installed
+	SCHEDTOP_VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm -o addopts="--import-mode=importlib -ra"
+
+$(VLLM)/.installed: tests/vllm/install.sh tests/vllm/make_model.py
+	bash tests/vllm/install.sh $(VLLM) $(PYTHON) $(BIN)/python
+	touch $@
 
 # The attention backends for GPUs, one line per test: on CUDA where there is one; else Triton in its interpreter.
 test-gpu: setup-dev

@@ -159,9 +159,24 @@ class StepModelFit:
                 row[j] = _FORGET * row[j] + weight * x[i] * x[j]
 
     def _solve(self) -> None:
-        matrix = [[value + _RIDGE * (i == j) for j, value in enumerate(row)] for i, row in enumerate(self._matrix)]
-        vector = [value + _RIDGE * old for value, old in zip(self._vector, self._solution, strict=True)]
-        self._solution = solve(matrix, vector)
+        """Least squares with no coefficient below zero, for no work makes a step shorter: the worst is dropped in turn."""
+        kept = [0, 1, 2, 3]
+        while True:
+            solution = self._solve_for(kept)
+            worst = min(kept, key=lambda i: solution[i])
+            if solution[worst] >= 0:
+                self._solution = solution
+                return
+            kept.remove(worst)
+
+    def _solve_for(self, kept: list[int]) -> list[float]:
+        """The coefficients of some of the features, the others being zero."""
+        matrix = [[self._matrix[i][j] + _RIDGE * (i == j) for j in kept] for i in kept]
+        solved = solve(matrix, [self._vector[i] + _RIDGE * self._solution[i] for i in kept])
+        solution = [0.0] * 4
+        for i, value in zip(kept, solved, strict=True):
+            solution[i] = value
+        return solution
 
 
 def _features(shape: StepShape) -> list[float]:

@@ -1,0 +1,202 @@
+"""What the plugin remembers about vLLM's requests and steps: times, losses, counts. Fed by the plugin's hooks.
+
+Plain memory, written by the engine thread; a few dictionary operations per request and step.
+"""
+
+import time
+from collections import Counter, deque
+from typing import Any
+
+from schedtop.engine.sched.stats import SchedulerStats
+from schedtop.engine.snapshot import EventKind, LimitedBy, Preemption, StepRecord
+
+
+class Watched:
+    """One live request's times and losses."""
+
+    __slots__ = (
+        "arrived", "first_token_at", "last_token_at", "num_cached", "num_lost", "num_output_tokens", "num_planned",
+        "planned_in", "was_admitted",
+    )  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.arrived = now
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.num_lost = 0
+        self.num_output_tokens = 0
+        self.num_cached = 0
+        self.num_planned = 0
+        self.planned_in = -1
+        self.was_admitted = False
+
+
+class PlannedStep:
+    """A step between its planning and its result."""
+
+    __slots__ = (
+        "budget",
+        "largest_chunk",
+        "limited_by",
+        "num_admitted",
+        "num_context",
+        "num_decodes",
+        "num_drafts",
+        "num_lost",
+        "num_preempted",
+        "num_resumed",
+        "num_scheduled",
+        "schedule_s",
+        "started_at",
+        "step",
+        "total",
+    )  # fmt: skip
+
+    def __init__(self, step: int, started_at: float) -> None:
+        self.step = step
+        self.started_at = started_at
+        self.schedule_s = 0.0
+        self.budget = self.total = self.num_scheduled = self.num_decodes = self.num_drafts = 0
+        self.num_admitted = self.num_resumed = self.num_preempted = self.num_lost = 0
+        self.num_context = self.largest_chunk = 0
+        self.limited_by = LimitedBy.NOTHING_WAITING
+
+
+class Books:
+    """Everything remembered. `stats` are the same totals and events that our own engine keeps."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Watched] = {}
+        self.stats = SchedulerStats()
+        self.step = 0
+        self.in_flight: deque[PlannedStep] = deque()
+        self.last_limit = LimitedBy.NOTHING_WAITING
+        self.previous_end = time.monotonic()
+
+    def queued(self, request_id: str, num_prompt_tokens: int, max_tokens: int, priority: int) -> None:
+        """A request came."""
+        now = time.monotonic()
+        self.requests[request_id] = Watched(now)
+        self.stats.added += 1
+        self.stats.recent_arrivals.append((now, num_prompt_tokens, max_tokens, priority))
+        self.note(EventKind.QUEUED, request_id)
+
+    def admitted(self, request_id: str, num_prompt_tokens: int, num_cached: int, plan: PlannedStep) -> None:
+        """vLLM admitted a request, for the first time or again."""
+        watched = self.requests.get(request_id)
+        if watched is None:
+            return
+        if watched.was_admitted:
+            plan.num_resumed += 1
+            self.note(EventKind.RESUMED, request_id)
+            return
+        watched.was_admitted = True
+        watched.num_cached = num_cached
+        plan.num_admitted += 1
+        self.stats.prompt_tokens += num_prompt_tokens
+        self.stats.samples.queue_time.append(time.monotonic() - watched.arrived)
+        self.note(EventKind.SCHEDULED, request_id)
+
+    def preempted(self, record: Preemption) -> None:
+        """vLLM threw a request out."""
+        watched = self.requests.get(record.victim)
+        if watched is not None:
+            watched.num_lost += record.num_lost_tokens
+        self.stats.count_preemption(record)
+        self.note(EventKind.PREEMPTED, record.victim, preemption=record)
+
+    def got_tokens(self, request_id: str, num_tokens: int, now: float) -> None:
+        """A step's result brought tokens."""
+        watched = self.requests.get(request_id)
+        if watched is None or not num_tokens:
+            return
+        samples = self.stats.samples
+        if watched.first_token_at is None:
+            watched.first_token_at = now
+            self.stats.first_tokens += 1
+            samples.ttft.append(now - watched.arrived)
+        elif watched.last_token_at is not None:
+            samples.itl.append((now - watched.last_token_at, 1))
+        if num_tokens > 1:
+            samples.itl.append((0.0, num_tokens - 1))
+        watched.last_token_at = now
+        watched.num_output_tokens += num_tokens
+        self.stats.generated_tokens += num_tokens
+        samples.num_output_tokens += num_tokens
+
+    def ended(self, request_id: str, reason: str) -> None:
+        """A request is gone; idempotent."""
+        watched = self.requests.pop(request_id, None)
+        if watched is None:
+            return
+        self.stats.finished[reason] += 1
+        if reason in ("stop", "length"):
+            self.stats.samples.e2e.append(time.monotonic() - watched.arrived)
+            self.stats.recent_output_lengths.append(watched.num_output_tokens)
+        self.note(EventKind.FINISHED, request_id, reason)
+
+    def note(
+        self, kind: EventKind, request_id: str | None = None, detail: str = "", preemption: Preemption | None = None,
+        changes: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Add to the event stream."""
+        self.stats.event(kind, self.step, time.monotonic(), request_id, detail, preemption, changes)
+
+    def record(self, plan: PlannedStep, counts: "Counts", num_finished: int, update_s: float) -> StepRecord:
+        """A finished step, for watchers."""
+        now = time.monotonic()
+        samples = self.stats.take_samples()
+        self.stats.steps += 1
+        return StepRecord(
+            step=plan.step,
+            mono=now,
+            wall=time.time(),
+            duration_s=now - plan.started_at,
+            schedule_s=plan.schedule_s,
+            forward_s=max(0.0, now - plan.started_at - plan.schedule_s - update_s),
+            update_s=update_s,
+            budget=plan.budget,
+            num_decode_tokens=plan.num_decodes,
+            num_prefill_tokens=plan.total - plan.num_decodes - plan.num_drafts,
+            num_draft_tokens=plan.num_drafts,
+            num_scheduled_reqs=plan.num_scheduled,
+            largest_prefill_chunk=plan.largest_chunk,
+            num_running=counts.running,
+            num_waiting=counts.waiting,
+            num_deferred=counts.deferred,
+            blocks_free=counts.free,
+            blocks_in_use=counts.usable - counts.free,
+            num_admitted=plan.num_admitted,
+            num_resumed=plan.num_resumed,
+            num_preempted=plan.num_preempted,
+            num_finished=num_finished,
+            num_lost_tokens=plan.num_lost,
+            num_output_tokens=samples.num_output_tokens,
+            limited_by=plan.limited_by,
+            ttft=samples.ttft,
+            itl=_joined(samples.itl),
+            e2e=samples.e2e,
+            queue_time=samples.queue_time,
+            num_context_tokens=plan.num_context,
+        )
+
+
+class Counts:
+    """Sizes at a moment."""
+
+    __slots__ = ("deferred", "free", "running", "usable", "waiting")
+
+    def __init__(self, running: int, waiting: int, deferred: int, free: int, usable: int) -> None:
+        self.running = running
+        self.waiting = waiting
+        self.deferred = deferred
+        self.free = free
+        self.usable = usable
+
+
+def _joined(gaps: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Equal gaps counted together: most requests of a step waited equally long for their token."""
+    joined: Counter[float] = Counter()
+    for gap, count in gaps:
+        joined[gap] += count
+    return list(joined.items())
