@@ -73,6 +73,7 @@ class Answer:
         self.last_token_at: float | None = None
         self.is_in_engine = False
         self._include_stop = plan.include_stop
+        self._has_grammar = plan.sampling.grammar is not None
 
         def shown_bytes(token_id: int) -> bytes:
             return b"" if tokenizer.is_special(token_id) else tokenizer.token_bytes(token_id)
@@ -108,10 +109,16 @@ class Answer:
         assert output.finish_reason is not None
         if output.finish_reason is FinishReason.ERROR:
             self.is_in_engine = False
-            raise ApiError(500, output.detail or "the engine failed at this request", code="engine_error")
+            raise self._failure(output.detail)
         delta.text += self._text.finish()
         delta.finish_reason = FINISH_NAMES.get(output.finish_reason, output.finish_reason.value)
         delta.stop_reason = output.detail or None
+
+    def _failure(self, detail: str) -> ApiError:
+        """A grammar that couldn't be built is the client's, everything else ours."""
+        if self._has_grammar and not self.num_tokens and detail.startswith("grammar"):
+            return ApiError(400, detail, code="grammar_failed", param="response_format")
+        return ApiError(500, detail or "the engine failed at this request", code="engine_error")
 
 
 class Generation:

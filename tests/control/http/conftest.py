@@ -170,11 +170,14 @@ async def start_world(folder: Path) -> AsyncIterator[StartWorld]:
         async def start(
             next_token: NextToken = letters, knobs: dict[str, Any] | None = None, gateway: dict[str, Any] | None = None,
             load_tokenizer: Any = lambda info: ByteTokenizer(), step_s: float = 0.0, eos: Any = (),
-            runner: Any = None, **config: Any,
+            runner: Any = None,
+            grammars: Any = None, **config: Any,
         ) -> World:  # fmt: skip
             settings = EngineConfig(**{"max_model_len": 256, **config})
             runner = runner or PacedRunner(settings.block_size, next_token, step_s)
-            core = EngineCore(settings, runner, initial_knobs(settings, **(knobs or {})), eos_token_ids=eos)
+            core = EngineCore(
+                settings, runner, initial_knobs(settings, **(knobs or {})), eos_token_ids=eos, grammar_backend=grammars
+            )
             served = Served(folder, core, runner)
             served.start()
             stack.callback(served.stop)

@@ -12,7 +12,7 @@ from schedtop.control.http.histogram import Histogram, one_two_five
 VLLM_PAGE = Path(__file__).parent / "vllm-0.32-metrics.txt"
 NOT_OURS = {
     "vllm:estimated_flops_per_gpu", "vllm:estimated_read_bytes_per_gpu", "vllm:estimated_write_bytes_per_gpu",
-    "vllm:engine_sleep_state", "vllm:external_prefix_cache_queries", "vllm:external_prefix_cache_hits",
+    "vllm:engine_sleep_state", "vllm:external_prefix_cache_queries",
     "vllm:mm_cache_queries", "vllm:mm_cache_hits", "vllm:prompt_tokens_cached_by_source",
     "vllm:request_prefill_kv_computed_tokens",
 }  # fmt: skip
@@ -43,11 +43,11 @@ async def test_vllms_metrics_have_vllms_names_types_labels_and_buckets(start_wor
 
 
 def _shape(family) -> set:
-    """Names and labels of the samples, model apart, sources we don't have apart."""
+    """Names and labels of the samples, model apart."""
     return {
         (sample.name, tuple(sorted((key, value) for key, value in sample.labels.items() if key != "model_name")))
         for sample in family.samples
-        if not sample.name.endswith("_created") and sample.labels.get("source") != "external_kv_transfer"
+        if not sample.name.endswith("_created")
     }
 
 
