@@ -254,9 +254,20 @@ class SchedtopApp(App[None]):
         def chosen(key_id: str | None) -> None:
             if key_id in BY_ID:
                 self.call_later(self._main.run_key, key_id)
+            elif key_id is not None:
+                self._main.stage(*key_id.split("=", 1))
 
-        dialog = ChoiceDialog(self.styles_for(), self.options.is_ascii, "commands", choices, is_searchable=True)
+        dialog = ChoiceDialog(self.styles_for(), self.options.is_ascii, "commands", choices, made_of=self._knob_choice)
         self.push_screen(dialog, chosen)
+
+    def _knob_choice(self, typed: str) -> Choice | None:
+        """`max_num_seqs 12` or `set policy=priority` as a command that stages the value."""
+        words = typed.removeprefix("set ").replace("=", " ").split()
+        names = [spec.name for spec in self.view.specs if words and spec.name.startswith(words[0])]
+        if len(words) != 2 or not names or (len(names) > 1 and words[0] not in names):
+            return None
+        name = words[0] if words[0] in names else names[0]
+        return Choice(f"{name}={words[1]}", f"{name}={words[1]}", "stage this value", self._main.ui.is_read_only)
 
     def show_themes(self) -> None:
         """Choose a theme, seeing each at once; Esc goes back to the one before."""

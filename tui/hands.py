@@ -10,13 +10,17 @@ from schedtop.control.messages import (
     Ack,
     AnyCommand,
     ConfirmChange,
+    Drain,
     HoldRequests,
     KnobsAck,
     Pause,
+    PreemptRequests,
     ReleaseRequests,
     Reply,
     RequestFilter,
+    ResetPrefixCache,
     Resume,
+    SelfCheck,
     SetKnobs,
     SetPriority,
     UndoChange,
@@ -28,6 +32,8 @@ from schedtop.tui.link import Link, Refusal
 from schedtop.tui.state import Action, Outcome
 
 CONFIRM_WITHIN_S = 60.0
+DRAIN_LIMIT_S = 25.0
+"""Shorter than the client's patience, so that an answer always comes."""
 
 
 class Operator:
@@ -90,6 +96,23 @@ class Operator:
         command = ReleaseRequests if release else HoldRequests
         what = f"{'release' if release else 'hold'} {named(ids)}"
         await self.send(what, [command(select=RequestFilter(ids=list(ids)), reason="from the screen")])
+
+    async def preempt(self, ids: Sequence[str]) -> None:
+        """Throw requests back to the queue."""
+        select = RequestFilter(ids=list(ids))
+        await self.send(f"preempt {named(ids)}", [PreemptRequests(select=select, reason="from the screen")])
+
+    async def drain(self) -> None:
+        """Admit nobody new; answered when nothing is left."""
+        await self.send("drain", [Drain(limit_s=DRAIN_LIMIT_S, reason="from the screen")])
+
+    async def reset_cache(self) -> None:
+        """Forget cached prefixes that nobody uses."""
+        await self.send("reset the prefix cache", [ResetPrefixCache(reason="from the screen")])
+
+    async def self_check(self) -> None:
+        """Have the engine prove its accounting."""
+        await self.send("self-check", [SelfCheck()])
 
     async def pause(self, resume: bool) -> None:
         """Freeze the engine as it is, or let it go on."""

@@ -69,6 +69,14 @@ KEYS: tuple[Key, ...] = (
         command="UndoChange"),
     Key("advise", "a", "advise", "stage advice", "stage what the advisor proposes first", KNOBS, writes=True,
         command="SetKnobs"),
+    Key("preempt", "", "preempt", "preempt", "throw the selected or tagged requests back to the queue; asks first", ACT,
+        writes=True, command="PreemptRequests"),
+    Key("drain", "", "drain", "drain", "admit nobody new, let the rest end; asks first", KNOBS, writes=True,
+        command="Drain"),
+    Key("reset_cache", "", "reset_cache", "reset cache", "forget cached prefixes that nobody uses; asks first", KNOBS,
+        writes=True, command="ResetPrefixCache"),
+    Key("self_check", "", "self_check", "self-check", "prove block and reference accounting on the live engine", KNOBS,
+        writes=True, command="SelfCheck"),
     Key("pause", "P", "pause_engine", "pause engine", "pause or resume the engine; asks first", KNOBS, writes=True,
         command="Pause"),
     Key("panel_1", "1", "panel('budget')", "budget", "token budget over time", VIEW),
@@ -111,8 +119,8 @@ def key_name(key: str) -> str:
 
 
 def keys_of(key: Key, keymap: Mapping[str, str]) -> list[str]:
-    """The keys that run `key` now: the operator's own, or the table's."""
-    return keymap.get(key.id, key.keys).split(",")
+    """The keys that run `key` now: the operator's own, or the table's; none for what only the registry offers."""
+    return [name for name in keymap.get(key.id, key.keys).split(",") if name]
 
 
 def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = ()) -> Line:
@@ -139,7 +147,7 @@ def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = ()) -> list[Line
         lines += [(), ((group, "title"),)] if lines else [((group, "title"),)]
         for key in KEYS:
             if key.group == group:
-                names = "  ".join(key_name(name) for name in keys_of(key, keymap))
+                names = "  ".join(key_name(name) for name in keys_of(key, keymap)) or "(through :)"
                 is_dead = key.id in greyed
                 note = " (not possible now)" if is_dead else ""
                 lines.append(

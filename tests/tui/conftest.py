@@ -21,10 +21,12 @@ from schedtop.control.messages import (
     Pause,
     PendingChange,
     Percentiles,
+    PreemptRequests,
     ReleaseRequests,
     Reply,
     RequestFilter,
     Resume,
+    SelfCheck,
     SetKnobs,
     SetPriority,
     SnapshotUpdate,
@@ -56,6 +58,10 @@ CAPABILITIES = [
     "Pause",
     "DumpSteps",
     "GetAudit",
+    "PreemptRequests",
+    "Drain",
+    "ResetPrefixCache",
+    "SelfCheck",
 ]
 
 
@@ -190,6 +196,11 @@ class EngineLink:
                 return self._touched(core.release(self._ids(select)), "released")
             case DumpSteps(count=count):
                 return Ack(id=1, applied_at_step=core.next_step, data={"steps": core.recent_steps(count)})
+            case PreemptRequests(select=select):
+                return self._touched(core.preempt(self._ids(select)), "preempted")
+            case SelfCheck():
+                faults = core.self_check()
+                return Ack(id=1, applied_at_step=core.next_step, did="; ".join(faults) or "nothing wrong")
             case GetAudit():
                 return Ack(id=1, applied_at_step=core.next_step, data={"rows": self.audit})
             case Pause(mode=mode):

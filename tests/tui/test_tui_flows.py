@@ -7,6 +7,7 @@ from schedtop.control.messages import (
     ConfirmChange,
     HoldRequests,
     Pause,
+    PreemptRequests,
     Resume,
     SetKnobs,
     SetPriority,
@@ -389,3 +390,23 @@ async def test_a_click_selects_a_row_and_the_wheel_scrolls_its_part(at, busy_lin
         panel.post_message(panel.Clicked(panel, 5, 4, wheel=1))
         await desk.pilot.pause()
         assert desk.ui.running_offset > 0
+
+
+async def test_a_knob_is_staged_by_name_from_the_command_registry(at, busy_link) -> None:
+    async with at(busy_link) as desk:
+        await desk.press("colon", *"max_num_seqs", "space", *"12", "enter")
+        assert desk.ui.staged == {"max_num_seqs": 12}
+        await desk.press("colon", *"policy=prio", "enter", "enter")
+        assert desk.sent(SetKnobs)[0].changes == {"max_num_seqs": 12, "policy": "priority"}
+
+
+async def test_preempting_and_draining_from_the_registry_ask_first(at, busy_link) -> None:
+    async with at(busy_link) as desk:
+        victim = desk.app.view.snapshot.running[0].request_id
+        await desk.press("colon", *"preempt", "enter")
+        assert isinstance(desk.app.screen, ConfirmDialog)
+        await desk.press("y")
+        assert desk.sent(PreemptRequests)[0].select.ids == [victim]
+        await desk.press("colon", *"drain", "enter", "n")
+        await desk.press("colon", *"self-check", "enter")
+        assert "nothing wrong" in desk.panel("action")

@@ -44,6 +44,12 @@ def test_a_bad_value_names_the_file(tmp_path: Path, text: str) -> None:
         load(write(tmp_path, text))
 
 
+def test_a_config_file_that_remaps_keys_is_taken(tmp_path: Path) -> None:
+    config = load(write(tmp_path, 'theme = "light"\ninterval_s = 1.5\n[keys]\nabort = "ctrl+x"\ndrain = "D"'))
+    assert config.keys == {"abort": "ctrl+x", "drain": "D"}
+    assert (config.theme, config.interval_s) == ("light", 1.5)
+
+
 async def test_a_remapped_key_acts_and_its_old_one_does_not(make_app, busy_link) -> None:
     app = make_app(busy_link, keymap={"freeze": "ctrl+s"})
     async with app.run_test(size=(80, 24)) as pilot:

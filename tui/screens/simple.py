@@ -82,7 +82,11 @@ class Choice:
 
 
 class ChoiceDialog(Dialog[str]):
-    """A list to choose from, narrowed by typing when `is_searchable`. Answers the chosen id."""
+    """A list to choose from. Answers the chosen id.
+
+    With `made_of` typing narrows it, and what is typed may itself make a choice. `preview` gives the styles to draw in
+    while a choice is marked.
+    """
 
     def __init__(
         self,
@@ -91,20 +95,23 @@ class ChoiceDialog(Dialog[str]):
         heading: str,
         choices: Sequence[Choice],
         selected: str = "",
-        is_searchable: bool = False,
         preview: Callable[[str], StyleOf] | None = None,
+        made_of: Callable[[str], Choice | None] | None = None,
     ) -> None:
         super().__init__(styles, is_ascii)
         self.heading = heading
         self.typed = ""
         self._all = choices
-        self._is_searchable = is_searchable
+        self._is_searchable = made_of is not None
+        self._made_of = made_of
         self._preview = preview
         self._index = next((i for i, choice in enumerate(choices) if choice.id == selected), 0)
 
     @property
     def choices(self) -> list[Choice]:
         """Those that hold every typed word; names that begin with the first come first."""
+        if self._made_of and (made := self._made_of(self.typed)):
+            return [made]
         words = self.typed.lower().split()
         found = [c for c in self._all if all(word in f"{c.label} {c.note}".lower() for word in words)]
         return (

@@ -5,6 +5,9 @@ from enum import StrEnum
 
 from schedtop.tui.cells import Line, Span, between, block, fit, width_of
 
+_LEAST_TITLE = 8
+"""Cells below which the right end of a title is left out."""
+
 
 class Frame(StrEnum):
     """Kinds of frame, from the one that costs most rows to the one that costs none."""
@@ -52,8 +55,9 @@ def _title(name: str, key: str, right: Line, width: int, role: str) -> Line:
     left: list[Span] = [("─", role)]
     left += [(f" {key}", "key")] if key else []
     left += [(f" {name} ", "title_focus" if role == "focus" else "title")]
-    end: list[Span] = [(" ", role), *right, (" ─", role)] if right else []
-    if width_of(left) + width_of(end) > width:
+    room = width - width_of(left) - 4
+    end: list[Span] = [(" ", role), *(right if width_of(right) <= room else fit(right, room)), (" ─", role)]
+    if not right or room < _LEAST_TITLE:
         end = []
     filler = "─" * max(0, width - width_of(left) - width_of(end))
     return between((*left, (filler, role)), end, width, role)

@@ -39,7 +39,7 @@ def identity(scene: Scene, width: int) -> Line:
     if snapshot:
         left.append((f" · {snapshot.knobs.policy} · step {snapshot.step} · gen {snapshot.generation}", "dim"))
     if width >= 110:
-        left.append((f" · {info.kind} {clean(info.version)} {clean(info.backend)}".rstrip(), "dim"))
+        left.append((f" · {info.kind} {clean(info.version)} {clean(info.backend.split(',')[0])}".rstrip(), "dim"))
     return between(left, _freshness(scene), width)
 
 

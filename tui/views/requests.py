@@ -121,7 +121,7 @@ def chosen_columns(width: int) -> tuple[list[Column], int]:
     while len(kept) > 2 and _needed(kept) > width:
         kept.remove(max(kept, key=lambda column: column.rank))
     spare = max(0, width - _needed(kept))
-    return kept, min(_MAX_ID, COLUMNS[0].width + spare // 3)
+    return kept, min(_MAX_ID, COLUMNS[0].width + spare * 2 // 3)
 
 
 def _needed(columns: list[Column]) -> int:
