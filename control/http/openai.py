@@ -25,6 +25,8 @@ from schedtop.control.messages import EngineInfo
 
 DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as OpenAI and vLLM have it."""
+MAX_ANSWERS = 512
+"""Answers of one HTTP request: prompts times `n`."""
 LONG_TEXT = 4_000
 """Characters from which a text is tokenised off the event loop."""
 
@@ -100,6 +102,11 @@ class OpenAiRoutes:
             raise _no_such_model(body.model, info.model)
         caller: Caller = request[CALLER]
         caller.check_priority(body.priority)
+        if len(prompts) * body.n > MAX_ANSWERS:
+            raise ApiError(
+                400, f"{len(prompts)} prompts with n={body.n} are {len(prompts) * body.n} answers, the limit is "
+                f"{MAX_ANSWERS} per request: send several", code="bad_request", param="n",
+            )  # fmt: skip
         for prompt in prompts:
             _check_length(len(prompt), info)
         return Plan(

@@ -220,3 +220,12 @@ async def test_a_metric_that_breaks_never_ends_serving(world, caplog) -> None:
     await _steps_seen(world)
     assert world.gateway.link.is_connected
     assert "counters only go up" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["prometheus-alerts.yml", "grafana-dashboard.json"])
+async def test_alerts_and_dashboard_name_only_metrics_that_exist(world, name) -> None:
+    await world.complete("hello", max_tokens=3)
+    shown = {re.split(r"[{ ]", line)[0] for line in (await page(world)).splitlines() if not line.startswith("#")}
+    text = (Path(__file__).parents[3] / "docs" / name).read_text()
+    named = set(re.findall(r"\b(?:vllm:|schedtop_)[a-z0-9_]+", text))
+    assert named and named <= shown

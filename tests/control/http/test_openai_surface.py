@@ -186,6 +186,7 @@ async def test_text_parts_are_joined_and_other_parts_refused(world) -> None:
         ({"prompt": [1, "a"]}, "prompt", "neither"),
         ({"prompt": [[]]}, "prompt", "empty"),
         ({"prompt": {"a": 1}}, "prompt", "str"),
+        ({"prompt": ["a"] * 100, "n": 6}, "n", "512"),
         ({"request_id": "a\nb"}, "request_id", "printable"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ],
