@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import aiohttp
 import pytest
 
 from schedtop.control.http.app import Gateway, GatewayConfig, running
@@ -32,15 +33,12 @@ class StuckRunner(FakeRunner):
 
 async def test_the_gateway_waits_for_an_engine_that_isnt_there_yet(folder) -> None:
     gateway = Gateway(GatewayConfig(target=str(folder / "none.sock"), port=0, is_open=True), lambda _: ByteTokenizer())
-    async with running(gateway):
-        import aiohttp
-
-        async with aiohttp.ClientSession(gateway.url) as session:
-            for path, status in (("/health", 503), ("/ready", 503), ("/v1/models", 503), ("/metrics", 200)):
-                async with session.get(path) as response:
-                    assert response.status == status, path
-            async with session.post("/v1/completions", json={"prompt": "x"}) as response:
-                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    async with running(gateway), aiohttp.ClientSession(gateway.url) as session:
+        for path, status in (("/health", 503), ("/ready", 503), ("/v1/models", 503), ("/metrics", 200)):
+            async with session.get(path) as response:
+                assert response.status == status, path
+        async with session.post("/v1/completions", json={"prompt": "x"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
 
 
 async def test_an_engine_that_dies_ends_its_streams_with_an_error(start_world) -> None:
@@ -195,3 +193,58 @@ async def test_a_gateway_process_ends_at_a_signal_with_status_zero(start_world, 
     with contextlib.suppress(ProcessLookupError):
         _, errors = await process.communicate()
     assert (process.returncode, b"Traceback" in errors) == (0, False)
+
+
+async def test_a_gateway_that_starts_later_shows_the_same_totals(start_world) -> None:
+    world = await start_world()
+    await asyncio.gather(*(world.complete("hello", max_tokens=5, n=2) for _ in range(3)))
+    first = await world.metrics()
+    gateway = Gateway(GatewayConfig(target=str(world.served.path), port=0, is_open=True), lambda _: ByteTokenizer())
+    async with running(gateway), aiohttp.ClientSession(gateway.url) as session:
+        await gateway.link.was_seen.wait()
+        async with session.get("/metrics") as response:
+            page = await response.text()
+    for name in ("generation_tokens_total", "prompt_tokens_total", "prefix_cache_queries_total"):
+        key = f'vllm:{name}{{engine="0",model_name="fake"}}'
+        assert f"{key} {first[key]}" in page
+    assert first['vllm:generation_tokens_total{engine="0",model_name="fake"}'] == 30
+
+
+async def test_a_benchmarks_shape_of_traffic_is_served_whole(start_world) -> None:
+    """Many streams at once with ignore_eos, seeds and usage, as serving benchmarks send them."""
+    world = await start_world(max_num_batched_tokens=128, num_kv_blocks=60)
+
+    async def one(index: int) -> int:
+        body = {
+            "model": "fake", "prompt": "x" * (8 + index), "temperature": 0.0, "repetition_penalty": 1.0,
+            "max_tokens": 16, "logprobs": None, "stream": True, "ignore_eos": True, "seed": index,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        async with world.post("/v1/completions", body) as response:
+            lines = [line for line in (await response.text()).splitlines() if line.startswith("data: {")]
+        return json.loads(lines[-1][6:])["usage"]["completion_tokens"]
+
+    assert await asyncio.gather(*map(one, range(40))) == [16] * 40
+    snapshot = await world.snapshot()
+    assert snapshot.counters.finished == {"length": 40}
+    assert (snapshot.num_running, snapshot.pool.in_use) == (0, 0)
+
+
+async def test_five_streams_at_shutdown_end_whole_but_the_one_that_needs_too_long(start_world) -> None:
+    """The engine shuts down: readiness goes first, four end whole, the fifth is told."""
+    world = await start_world(step_s=STEP_S, max_model_len=4096)
+    short = [asyncio.create_task(world.complete("x", max_tokens=20)) for _ in range(4)]
+    long = await world.post("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 4000})
+    await world.until(lambda s: s.num_running == 5)
+    told = asyncio.Event()
+    world.gateway.link.on_update.append(lambda update: told.set() if update.shutting_down else None)
+    world.served.server.begin_stop(1.0)
+    await told.wait()
+    status, body = await world.send("GET", "/ready", token=None)
+    assert (status, body["reason"]) == (503, "the engine is shutting down")
+    assert (await world.complete("late"))[0] == 503
+    answers = await asyncio.gather(*short)
+    assert [body["usage"]["completion_tokens"] for _, body in answers] == [20] * 4
+    last = [line for line in (await long.text()).splitlines() if line.startswith("data: {")][-1]
+    assert '"abort"' in last and "shutting down" in last
+    assert not world.served.path.exists() or world.served.server.ended.wait(10)
