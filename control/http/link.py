@@ -171,7 +171,11 @@ class EngineLink:
                 attempt += 1
                 continue
             attempt = 0
-            await self._serve(client)
+            try:
+                await self._serve(client)
+            except Exception:
+                logger.exception("serving %s failed by a fault of ours; connecting anew", self.target)
+            await asyncio.sleep(RETRY_DELAYS_S[0])
 
     async def _serve(self, client: Client) -> None:
         """Take messages until the connection ends."""

@@ -248,3 +248,16 @@ async def test_five_streams_at_shutdown_end_whole_but_the_one_that_needs_too_lon
     last = [line for line in (await long.text()).splitlines() if line.startswith("data: {")][-1]
     assert '"abort"' in last and "shutting down" in last
     assert not world.served.path.exists() or world.served.server.ended.wait(10)
+
+
+async def test_a_fault_in_the_link_costs_the_connection_and_not_the_gateway(start_world, monkeypatch) -> None:
+    world = await start_world()
+
+    def breaks(update) -> None:
+        monkeypatch.undo()
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(world.gateway.link, "_keep", breaks)
+    world.gateway.link.was_seen.clear()
+    await world.gateway.link.was_seen.wait()
+    assert (await world.complete("x", max_tokens=2))[0] == 200
