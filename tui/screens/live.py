@@ -36,12 +36,12 @@ class DetailDialog(Dialog[None]):
         if snapshot is None or detail is None or detail.request_id != self._request_id:
             gone = snapshot is not None and snapshot.detail is None
             return [(("this request is no longer live" if gone else "asking the engine …", "dim"),)]
+        events = len(detail.events)
         lines = list(lifeline(scene, width, 100).lines)
-        lines.insert(3, ())
-        ids = detail.block_ids
-        blocks: list[Span] = [(f"{len(ids)} blocks  ", "strong"), (_ranges(ids), "dim")]
+        head, told = lines[: len(lines) - events], lines[len(lines) - events :]
+        blocks: list[Span] = [(f"{len(detail.block_ids)} blocks  ", "strong"), (_ranges(detail.block_ids), "dim")]
         map_lines = kv_cells(snapshot.kv_map, width, 8) if snapshot.kv_map else []
-        return [*lines[:4], fit(blocks, width), *map_lines, (), (("events", "title"),), *lines[4:]]
+        return [*head, (), fit(blocks, width), *map_lines, (), (("events", "title"),), *told]
 
 
 def _ranges(ids: Sequence[int]) -> str:

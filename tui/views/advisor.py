@@ -32,6 +32,11 @@ def _lines(finding: Finding, is_first: bool, width: int) -> list[Line]:
     lines += [((rest, "text"),) for rest in evidence[1:]]
     changes = ", ".join(f"{name}={value_text(value)}" for name, value in finding.changes.items())
     advice: list[Span] = [("a ", "key")] if changes and is_first else []
-    advice += [("→ ", "dim"), (finding.advice, "text")]
-    advice += [(": " + changes, "staged")] if changes else []
-    return [*lines, tuple(advice)]
+    told = wrap(finding.advice, max(8, width - 4))
+    advice += [("→ ", "dim"), (told[0], "text")]
+    rest: list[Line] = [((f"  {more}", "text"),) for more in told[1:]]
+    if changes:
+        last = rest.pop() if rest else tuple(advice)
+        staged = (*last, (": " + changes, "staged"))
+        return [*lines, *([tuple(advice), *rest] if len(told) > 1 else []), staged]
+    return [*lines, tuple(advice), *rest]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from schedtop.engine.snapshot import EngineEvent, EventKind, RequestDetail, RequestRow, RequestStatus
-from schedtop.tui.cells import Line, Span, clean, fit
+from schedtop.tui.cells import Line, Span, clean, fit, wrap
 from schedtop.tui.format import UNKNOWN, age, bar, count, duration
 from schedtop.tui.state import Scene
 from schedtop.tui.views.decisions import whom
@@ -64,7 +64,8 @@ def lifeline(scene: Scene, width: int, height: int) -> Body:
     detail = snapshot.detail
     row = detail.row
     life = stretches(detail, scene.engine_now)
-    lines: list[Line] = [_facts(row, scene.engine_now), _bar(life, width), _spent(life), *_events(detail, scene)]
+    lines: list[Line] = [*_facts(row, scene.engine_now, width), _bar(life, width), _spent(life)]
+    lines += _events(detail, scene)
     glyph, role = STATUS[row.status]
     title: list[Span] = [(clean(detail.request_id), "strong"), (f" {glyph}", role)]
     return Body([fit(line, width) for line in lines], tuple(title))
@@ -84,7 +85,7 @@ def _spent(life: list[Stretch]) -> Line:
     return tuple(spans)
 
 
-def _facts(row: RequestRow, now: float) -> Line:
+def _facts(row: RequestRow, now: float, width: int) -> list[Line]:
     words = [
         f"priority {row.priority}",
         f"prompt {count(row.num_prompt_tokens)}",
@@ -96,10 +97,10 @@ def _facts(row: RequestRow, now: float) -> Line:
     ]
     if row.num_preemptions:
         words.append(f"preempted {row.num_preemptions}x, lost {count(row.num_lost_tokens)} tokens")
-    spans: list[Span] = [(" · ".join(words), "text")]
+    lines: list[Line] = [((line, "text"),) for line in wrap(" · ".join(words), width)]
     if row.status is not RequestStatus.RUNNING:
-        spans.insert(0, (f"waits for {waits_for(row)} · ", STATUS[row.status][1]))
-    return tuple(spans)
+        lines.insert(0, ((f"waits for {waits_for(row)}", STATUS[row.status][1]),))
+    return lines
 
 
 def _events(detail: RequestDetail, scene: Scene) -> list[Line]:

@@ -20,7 +20,7 @@ STATUS = {
 """Glyph and word, so that a state reads without colour."""
 
 
-_TELLS_ITSELF = (WaitReason.BEHIND, WaitReason.SEQUENCE_CAP, WaitReason.BUDGET, WaitReason.PAUSED)
+_TELLS_ITSELF = (WaitReason.SEQUENCE_CAP, WaitReason.BUDGET, WaitReason.PAUSED)
 """Reasons whose detail is a sentence of its own."""
 
 
@@ -51,6 +51,8 @@ def waits_for(row: RequestRow) -> str:
     """The reason in words and numbers."""
     reason = row.wait_reason.value if row.wait_reason else UNKNOWN
     detail = clean(row.wait_detail)
+    if row.wait_reason is WaitReason.BEHIND and detail:
+        return detail.split(": needs", 1)[0]  # what the head needs stands in the head's own row
     if not detail or row.wait_reason in _TELLS_ITSELF:
         return detail or reason
     return f"{SHORT_REASONS.get(reason, reason)}: {detail}"
