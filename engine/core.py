@@ -22,6 +22,7 @@ from schedtop.engine.runner.base import ModelRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.check import find_faults
 from schedtop.engine.sched.explain import status_of
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.scheduler import Scheduler
@@ -57,13 +58,13 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         eos_token_ids: Iterable[int] = (),
         vocab_size: int | None = None,
-        scheduler: Scheduler | None = None,
+        scheduler: SchedulerInterface | None = None,
         grammar_backend: GrammarBackend | None = None,
         grammar_executor: Executor | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
-        self.scheduler = scheduler or Scheduler(config, knobs, clock=clock)
+        self.scheduler: SchedulerInterface = scheduler or Scheduler(config, knobs, clock=clock)
         self.knob_table: tuple[KnobSpec, ...] = knob_table(config)
         self.generation = 0
         """Number of knob changes so far."""
@@ -160,7 +161,7 @@ class EngineCore:
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """What boundary calls produced since the last step (ends of aborted requests, events); None if nothing."""
-        ended, self.scheduler.ended = self.scheduler.ended, []
+        ended = self.scheduler.take_ended()
         events = self.scheduler.stats.take_events()
         if not ended and not events:
             return None
@@ -376,7 +377,7 @@ class EngineCore:
         keep: freeze everything as it is.
         """
         found = self.scheduler.pause_state
-        self.scheduler.pause_state = PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW
+        self.scheduler.set_pause(PauseState.PAUSED_ALL if mode == "keep" else PauseState.PAUSED_NEW)
         if mode == "abort":
             self.abort(list(self.scheduler.requests), "paused with mode abort")
         if found is not self.scheduler.pause_state:
@@ -387,7 +388,7 @@ class EngineCore:
     def resume(self) -> PauseState:
         """Go on; returns the state found."""
         found = self.scheduler.pause_state
-        self.scheduler.pause_state = PauseState.RUNNING
+        self.scheduler.set_pause(PauseState.RUNNING)
         if found is not PauseState.RUNNING:
             self.scheduler.emit(EventKind.UNPAUSED)
         self._is_stuck = False

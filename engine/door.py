@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.errors import QueueFull, RequestRefused
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.sched.interface import SchedulerInterface
 
 MAX_ID_LENGTH = 256
 
 
 def check_at_the_door(
-    sched: Scheduler,
+    sched: SchedulerInterface,
     request_id: str,
     prompt_token_ids: list[int],
     sampling: SamplingParams,
@@ -28,7 +28,7 @@ def check_at_the_door(
     _check_queue(sched, len(prompt_token_ids))
 
 
-def _check_identity(sched: Scheduler, request_id: str) -> None:
+def _check_identity(sched: SchedulerInterface, request_id: str) -> None:
     if not 0 < len(request_id) <= MAX_ID_LENGTH:
         raise RequestRefused(f"a request id has 1 to {MAX_ID_LENGTH} characters, this one has {len(request_id)}")
     if request_id in sched.requests:
@@ -46,7 +46,7 @@ def _check_prompt(prompt_token_ids: list[int], vocab_size: int | None) -> None:
         raise RequestRefused(f"token id {bad} is outside the vocabulary of {vocab_size} tokens")
 
 
-def _check_size(sched: Scheduler, num_tokens: int) -> None:
+def _check_size(sched: SchedulerInterface, num_tokens: int) -> None:
     config = sched.config
     if config.max_model_len is not None and num_tokens > config.max_model_len - 1:
         raise RequestRefused(
@@ -60,7 +60,7 @@ def _check_size(sched: Scheduler, num_tokens: int) -> None:
         )
 
 
-def check_media(sched: Scheduler, media: Sequence[MediaItem], num_tokens: int) -> None:
+def check_media(sched: SchedulerInterface, media: Sequence[MediaItem], num_tokens: int) -> None:
     """Raise `RequestRefused` for media that this engine can never encode, or that lie outside the prompt."""
     config = sched.config
     limit = min(config.encoder_cache_size, config.max_num_encoder_tokens)
@@ -76,7 +76,7 @@ def check_media(sched: Scheduler, media: Sequence[MediaItem], num_tokens: int) -
             )
 
 
-def _check_queue(sched: Scheduler, num_tokens: int) -> None:
+def _check_queue(sched: SchedulerInterface, num_tokens: int) -> None:
     knobs = sched.knobs
     if knobs.max_num_queued_reqs and sched.num_waiting >= knobs.max_num_queued_reqs:
         raise QueueFull(

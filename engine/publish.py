@@ -4,8 +4,8 @@ import time
 
 from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.sched.explain import request_row, running_rows, waiting_by_reason, waiting_rows
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.plan import StepPlan
-from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.snapshot import KvMap, RequestDetail, Snapshot, StepRecord, Viewport
 
 NUM_PREEMPTIONS_SHOWN = 50
@@ -15,7 +15,7 @@ _SEVERITY = ".cushp"
 
 
 def step_record(
-    sched: Scheduler, plan: StepPlan, outputs: list[RequestOutput], forward_s: float, update_s: float
+    sched: SchedulerInterface, plan: StepPlan, outputs: list[RequestOutput], forward_s: float, update_s: float
 ) -> StepRecord:
     """What a finished step did."""
     now = sched.clock()
@@ -56,7 +56,9 @@ def step_record(
     )
 
 
-def build_snapshot(sched: Scheduler, view: Viewport, generation: int, last_step: StepRecord | None) -> Snapshot:
+def build_snapshot(
+    sched: SchedulerInterface, view: Viewport, generation: int, last_step: StepRecord | None
+) -> Snapshot:
     """The engine at this boundary. Costs what the viewport shows, not what waits."""
     running, num_running_matched, is_running_cut = running_rows(sched, view)
     waiting, num_waiting_matched, is_waiting_cut = waiting_rows(sched, view)
@@ -86,7 +88,7 @@ def build_snapshot(sched: Scheduler, view: Viewport, generation: int, last_step:
     )
 
 
-def request_detail(sched: Scheduler, request_id: str) -> RequestDetail | None:
+def request_detail(sched: SchedulerInterface, request_id: str) -> RequestDetail | None:
     """One request from close by; None when it isn't live."""
     request = sched.requests.get(request_id)
     if request is None:
@@ -100,7 +102,7 @@ def request_detail(sched: Scheduler, request_id: str) -> RequestDetail | None:
     )
 
 
-def kv_map(sched: Scheduler, num_cells: int, marked: str | None) -> KvMap:
+def kv_map(sched: SchedulerInterface, num_cells: int, marked: str | None) -> KvMap:
     """The pool as at most `num_cells` cells of equally many blocks, in order of block id."""
     states = sched.kv.block_states()
     per_cell = max(1, -(-len(states) // min(num_cells, MAX_CELLS)))

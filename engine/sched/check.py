@@ -1,10 +1,10 @@
 """The self-check: proves the books of a live scheduler. Reads only; slow, so it runs when asked for."""
 
 from schedtop.engine.request import State
-from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.sched.interface import SchedulerInterface
 
 
-def find_faults(sched: Scheduler) -> list[str]:
+def find_faults(sched: SchedulerInterface) -> list[str]:
     """Check the books, one sentence per fault; empty when all is well."""
     live = list(sched.requests.values())
     faults = sched.kv.faults(live)

@@ -10,8 +10,8 @@ from heapq import merge
 from itertools import islice
 
 from schedtop.engine.request import Request, State
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.plan import Blocked
-from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.snapshot import MAX_SCANNED, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
 
 _STATUS: dict[State, RequestStatus] = {
@@ -23,7 +23,7 @@ _STATUS: dict[State, RequestStatus] = {
 _BLOCKS_THOSE_BEHIND = (WaitReason.KV_BLOCKS, WaitReason.WHOLE_PROMPT, WaitReason.ENCODER)
 
 
-def waiting_by_reason(sched: Scheduler) -> dict[str, int]:
+def waiting_by_reason(sched: SchedulerInterface) -> dict[str, int]:
     """Requests by `WaitReason` value; the counts add up to all that wait."""
     counts = Counter({reason.value: count for reason, count in sched.deferred_by_reason.items() if count})
     num_ready = len(sched.waiting)
@@ -43,7 +43,7 @@ def waiting_by_reason(sched: Scheduler) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def wait_reason(sched: Scheduler, request: Request) -> tuple[WaitReason, str]:
+def wait_reason(sched: SchedulerInterface, request: Request) -> tuple[WaitReason, str]:
     """Why a waiting request isn't running, and the numbers."""
     if request.defer_reason is not None:
         return request.defer_reason, _deferral_detail(request)
@@ -58,7 +58,7 @@ def wait_reason(sched: Scheduler, request: Request) -> tuple[WaitReason, str]:
     return blocked.reason, _block_detail(sched, blocked)
 
 
-def current_block(sched: Scheduler) -> Blocked:
+def current_block(sched: SchedulerInterface) -> Blocked:
     """What stops admission as things stand: a pause, what stopped the last step, or nothing yet."""
     if sched.pause_state is not PauseState.RUNNING:
         return Blocked(WaitReason.PAUSED)
@@ -69,7 +69,7 @@ def current_block(sched: Scheduler) -> Blocked:
     return blocked
 
 
-def passed_over(sched: Scheduler) -> list[Blocked]:
+def passed_over(sched: SchedulerInterface) -> list[Blocked]:
     """With admission skip: who was blocked in the last step, and still waits, while others passed."""
     plan = sched.last_plan
     if plan is None or sched.pause_state is not PauseState.RUNNING:
@@ -77,7 +77,7 @@ def passed_over(sched: Scheduler) -> list[Blocked]:
     return [passed for passed in plan.passed_over if passed.request is not None and passed.request in sched.waiting]
 
 
-def _block_detail(sched: Scheduler, blocked: Blocked) -> str:
+def _block_detail(sched: SchedulerInterface, blocked: Blocked) -> str:
     match blocked.reason:
         case WaitReason.KV_BLOCKS:
             return f"needs {blocked.needed} blocks, {blocked.free} free"
@@ -104,18 +104,18 @@ def _deferral_detail(request: Request) -> str:
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 
-def in_schedule_order(sched: Scheduler) -> Iterator[Request]:
+def in_schedule_order(sched: SchedulerInterface) -> Iterator[Request]:
     """All that wait, deferred ones in their place."""
     return merge(sched.waiting, sched.deferred, key=lambda request: request.queue_key)
 
 
-def running_rows(sched: Scheduler, view: Viewport) -> tuple[list[RequestRow], int, bool]:
+def running_rows(sched: SchedulerInterface, view: Viewport) -> tuple[list[RequestRow], int, bool]:
     """The rows of a viewport, how many matched it, and whether the scan was cut."""
     chosen, matched, cut = _choose(sched.running, len(sched.running), view, view.running_offset, view.running_rows)
     return [request_row(sched, request) for _, request in chosen], matched, cut
 
 
-def waiting_rows(sched: Scheduler, view: Viewport) -> tuple[list[RequestRow], int, bool]:
+def waiting_rows(sched: SchedulerInterface, view: Viewport) -> tuple[list[RequestRow], int, bool]:
     """As `running_rows`, with the place in schedule order and the reason."""
     order = in_schedule_order(sched)
     chosen, matched, cut = _choose(order, sched.num_waiting, view, view.waiting_offset, view.waiting_rows)
@@ -161,7 +161,7 @@ def status_of(request: Request) -> RequestStatus:
     return _STATUS[request.state]
 
 
-def request_row(sched: Scheduler, request: Request, position: int | None = None) -> RequestRow:
+def request_row(sched: SchedulerInterface, request: Request, position: int | None = None) -> RequestRow:
     """One request as a table shows it."""
     reason, detail = (None, "") if request.state is State.RUNNING else wait_reason(sched, request)
     is_in_last_step = request.planned_in == sched.step

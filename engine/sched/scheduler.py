@@ -246,6 +246,11 @@ class Scheduler:
         self.stats.finished[reason] += 1
         self.emit(EventKind.FINISHED, request, f"{reason}: {detail}" if detail else reason.value)
 
+    def take_ended(self) -> list[RequestOutput]:
+        """Ends that no step's result brought, each handed out once."""
+        ended, self.ended = self.ended, []
+        return ended
+
     def forget_ended(self) -> None:
         """Rebuild the list of running requests without those that a step's result has ended."""
         ended = [request for request in self.running if request.state is State.FINISHED]
@@ -490,6 +495,16 @@ class Scheduler:
         if knobs.policy is not old.policy:
             self.waiting.reorder(POLICIES[knobs.policy])
             self.deferred.reorder(POLICIES[knobs.policy])
+
+    def set_pause(self, state: PauseState) -> None:
+        """Pause or go on."""
+        self.pause_state = state
+
+    def connect(self, connector: KVConnector) -> None:
+        """Use a KV connector from now on; no request has been added yet."""
+        assert not self.requests
+        self.connector = connector
+        self.defers_block_free = True
 
     def set_priority(self, request: Request, priority: int) -> None:
         """Give a live request a new priority and its place in the queue."""

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from schedtop.engine.request import Request
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.snapshot import WaitReason
 
@@ -22,14 +23,14 @@ def take_transfers(sched: "Scheduler", result: ModelRunnerOutput) -> None:
         send_finished(sched, request_id)
 
 
-def connector_answered(sched: "Scheduler", request_id: str) -> None:
+def connector_answered(sched: SchedulerInterface, request_id: str) -> None:
     """The connector knows by now what it can load for a request: look at it again."""
     request = sched.requests.get(request_id)
     if request is not None and request.defer_reason is WaitReason.KV_TRANSFER:
         sched.undefer(request)
 
 
-def load_finished(sched: "Scheduler", request_id: str, is_ok: bool) -> None:
+def load_finished(sched: SchedulerInterface, request_id: str, is_ok: bool) -> None:
     """A connector's load has ended; unknown or ended requests are fine. A failed one is computed here instead."""
     request = sched.requests.get(request_id)
     is_loaded = sched.kv.end_load(request_id, request, is_ok)
@@ -42,7 +43,7 @@ def load_finished(sched: "Scheduler", request_id: str, is_ok: bool) -> None:
     sched.undefer(request)
 
 
-def send_finished(sched: "Scheduler", request_id: str) -> None:
+def send_finished(sched: SchedulerInterface, request_id: str) -> None:
     """A connector has read all it wanted of an ended request's blocks; idempotent."""
     sched.kv.end_send(request_id)
 

@@ -13,6 +13,7 @@ from schedtop.engine.knobs import Knobs
 from schedtop.engine.request import Request, State
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.explain import in_schedule_order
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.snapshot import PauseState
 
@@ -64,7 +65,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """Output tokens of the requests that ended most recently by themselves."""
 
 
-def capture(sched: Scheduler) -> EngineState:
+def capture(sched: SchedulerInterface) -> EngineState:
     """The state of a live scheduler at a step boundary."""
     numbers: dict[bytes, int] = {}
     waiting = list(in_schedule_order(sched))
@@ -109,7 +110,7 @@ def restore(
     preempted by the rules in the first step.
     """
     sched = Scheduler(state.config, knobs, clock=clock)
-    sched.pause_state = state.pause
+    sched.set_pause(state.pause)
     for saved in state.requests:
         request = _request_from(saved, state.config.block_size, output_length(saved))
         sched.add_request(request)

@@ -11,7 +11,7 @@ from typing import Protocol
 from schedtop.engine.errors import RequestRefused
 from schedtop.engine.request import Request
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.snapshot import FinishReason, WaitReason
 from schedtop.engine.structured.backend import CompiledGrammar, GrammarBackend
 from schedtop.engine.structured.manager import TIME_LIMIT_S, GrammarManager
@@ -70,7 +70,7 @@ class CompiledAside:
     """Grammars compiled in worker threads."""
 
     def __init__(
-        self, backend: GrammarBackend, scheduler: Scheduler, post: Post, executor: Executor | None = None
+        self, backend: GrammarBackend, scheduler: SchedulerInterface, post: Post, executor: Executor | None = None
     ) -> None:
         self._scheduler = scheduler
         self._post = post
@@ -124,7 +124,7 @@ class CompiledAside:
 
 
 def grammars_for(
-    backend: GrammarBackend | None, scheduler: Scheduler, post: Post, executor: Executor | None = None
+    backend: GrammarBackend | None, scheduler: SchedulerInterface, post: Post, executor: Executor | None = None
 ) -> Grammars:
     """Structured output as far as this engine can; `executor` is where grammars are compiled."""
     return NoGrammars() if backend is None else CompiledAside(backend, scheduler, post, executor)

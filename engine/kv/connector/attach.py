@@ -37,14 +37,14 @@ def attach_store(
     scheduler = core.scheduler
     reads = reads or ThreadPoolExecutor(2, thread_name_prefix="kv-read")
     writes = writes or ThreadPoolExecutor(1, thread_name_prefix="kv-write")
-    scheduler.connector = StoreConnector(
+    connector = StoreConnector(
         store,
         core.config.block_size,
         submit=reads.submit,
         post=core.post,
         answered=lambda request_id: transfers.connector_answered(scheduler, request_id),
     )
-    scheduler.defers_block_free = True
+    scheduler.connect(connector)
     runner.transfer = KVTransferWorker(
         runner.memory,
         store,
