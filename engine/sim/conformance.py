@@ -6,6 +6,7 @@ flight; it bypasses the refusals at the door.
 """
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,9 +129,9 @@ def load(path: Path) -> TraceFile:
     return msgspec.json.decode(path.read_bytes(), type=TraceFile)
 
 
-def replay(trace: Trace) -> Json:
+def replay(trace: Trace, make_scheduler: Callable[..., Any] = Scheduler) -> Json:
     """Run a trace; the result has exactly the shape of a file's `expect`."""
-    return _Replay(trace).run()
+    return _Replay(trace, make_scheduler).run()
 
 
 def first_difference(ours: Json, expected: Json) -> str | None:
@@ -151,10 +152,11 @@ def first_difference(ours: Json, expected: Json) -> str | None:
 class _Replay:
     """One run of one trace: the loop, the stand-in model, and the recorder."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, make_scheduler: Callable[..., Any]) -> None:
         self.trace = trace
         self.iteration = 0
-        self.sched = Scheduler(trace.config.engine_config(), trace.config.knobs(), clock=lambda: float(self.iteration))
+        settings = trace.config.engine_config(), trace.config.knobs()
+        self.sched: Scheduler = make_scheduler(*settings, clock=lambda: float(self.iteration))
         self.numbers = {request.id: number for number, request in enumerate(trace.requests)}
         self.specs = {request.id: request for request in trace.requests}
         self.arrivals = deque(sorted(trace.requests, key=lambda request: request.arrival))
@@ -220,7 +222,7 @@ class _Replay:
             case "set":
                 self._set_knob(action["knob"], action["value"])
             case "pause":
-                sched.pause_state = _PAUSE[action["value"]]
+                sched.set_pause(_PAUSE[action["value"]])
             case _ if request is None:
                 return
             case "abort":
