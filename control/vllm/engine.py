@@ -37,6 +37,11 @@ class VllmEngine:
             self._wake_engine()
         return call
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether something was submitted and not run yet."""
+        return bool(self._inbox)
+
     def boundary(self) -> None:
         """Run what was submitted. Engine thread only; whatever goes wrong stays in the call."""
         while self._inbox:

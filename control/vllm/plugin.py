@@ -136,11 +136,18 @@ class SchedtopScheduler(AsyncScheduler):
         if self._engine is None:
             return bool(super().has_requests())
         self._engine.boundary()
-        has_requests = bool(super().has_requests()) or bool(self._core is not None and self._core.aborted)
-        if has_requests and self._only_kept_back():
-            has_requests = bool(self.finished_req_ids)
+        has_requests = self._has_something_to_do()
         self._engine.is_idle = not has_requests
+        if not has_requests and self._engine.has_calls:
+            # Submitted while we weren't idle yet, so nobody will wake us for it.
+            self._engine.is_idle = False
+            return self.has_requests()
         return has_requests
+
+    def _has_something_to_do(self) -> bool:
+        if not super().has_requests() and not (self._core is not None and self._core.aborted):
+            return False
+        return bool(self.finished_req_ids) or not self._only_kept_back()
 
     def _only_kept_back(self) -> bool:
         """Whether all there is to do is kept from running by an operator: no reason to spin."""

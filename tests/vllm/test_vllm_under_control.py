@@ -119,7 +119,7 @@ async def test_the_threshold_caps_one_request_beside_others(client: Client, load
     load.add("a", 800)
     await settle(client, lambda snapshot: snapshot.num_running == 1)
     ack = await set_knobs(client, long_prefill_token_threshold=48)
-    await load.add("x" * 1000, 2)
+    await load.add("never seen before " * 60, 2)
     assert max(r.largest_prefill_chunk for r in await steps_after(client, ack.applied_at_step - 1)) == 48
 
 
@@ -155,8 +155,8 @@ async def test_what_would_kill_the_engine_is_refused_and_changes_nothing(
 
 
 async def test_output_is_the_same_after_preemption_and_cache_reset(client: Client, load: Load) -> None:
-    expected = (await load.add("the same prompt", 120))["choices"][0]["text"]
-    task = load.add("the same prompt", 120)
+    expected = (await load.add("the same prompt", 900))["choices"][0]["text"]
+    task = load.add("the same prompt", 900)
     for _ in range(3):
         await settle(client, lambda snapshot: snapshot.num_running == 1)
         await client.request(PreemptRequests(select=EVERYTHING))
