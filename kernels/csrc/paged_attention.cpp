@@ -35,9 +35,9 @@ struct NewTokens {
     int64_t num_tokens, k_stride, v_stride;
 };
 
-// One unit of work: some consecutive queries of one request, for all query heads that share one KV head.
+// One unit of work: some consecutive queries of one request, for `num_heads` KV heads and the query heads sharing them.
 struct Item {
-    int32_t request, kv_head, first_query, num_queries;
+    int32_t request, kv_head, num_heads, first_query, num_queries;
 };
 
 constexpr int kMaxRows = 64;       // rows (queries x heads per KV head) of one item
@@ -45,6 +45,10 @@ constexpr int kFewRows = 8;        // up to here dot products beat turning the k
 constexpr int kKeysAtOnce = 16;    // keys whose scores are worked out together
 constexpr int kMaxHeadSize = 256;
 constexpr float kMasked = -1e30f;  // score of a key that a query must not see
+
+struct Scratch {
+    float turned[kMaxHeadSize * kKeysAtOnce], values[kMaxHeadSize * kKeysAtOnce], scores[kMaxRows * kKeysAtOnce];
+};
 
 }  // namespace
 
@@ -163,18 +167,23 @@ void dispatch(int isa, const Call& call, const NewTokens& fresh, const std::vect
 }
 
 // Longest work first, so that threads end together.
-std::vector<Item> split(const Call& call, int num_reqs) {
+std::vector<Item> split(const Call& call, int num_reqs, int num_threads) {
     const int group = call.num_heads / call.num_kv_heads;
     const int most = group < kMaxRows ? kMaxRows / group : 1;
+    // A single query takes all heads together, if there are requests enough for all threads: a block's memory is then
+    // read in one piece.
+    const int together = num_reqs >= 2 * num_threads && call.num_heads <= kMaxRows ? call.num_kv_heads : 1;
     std::vector<Item> items;
     for (int request = 0; request < num_reqs; ++request) {
         const int query_len = call.starts[request + 1] - call.starts[request];
+        const int num_heads = query_len == 1 ? together : 1;
         for (int first = 0; first < query_len; first += most)
-            for (int head = 0; head < call.num_kv_heads; ++head)
-                items.push_back({request, head, first, query_len - first < most ? query_len - first : most});
+            for (int head = 0; head < call.num_kv_heads; head += num_heads)
+                items.push_back({request, head, num_heads, first, query_len - first < most ? query_len - first : most});
     }
     std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) {
-        return (int64_t)a.num_queries * call.seq_lens[a.request] > (int64_t)b.num_queries * call.seq_lens[b.request];
+        return (int64_t)a.num_heads * a.num_queries * call.seq_lens[a.request] >
+               (int64_t)b.num_heads * b.num_queries * call.seq_lens[b.request];
     });
     return items;
 }
@@ -202,7 +211,7 @@ SCHEDTOP_PUBLIC void schedtop_paged_attention(const float* q, const float* k, co
     const Call call{q, out, keys, values, table, starts, seq_lens, q_stride, table_stride, num_heads, num_kv_heads,
                     head_size, block_size, window, scale};
     const NewTokens fresh{k, v, slots, num_tokens, k_stride, v_stride};
-    const std::vector<Item> items = split(call, num_reqs);
+    const std::vector<Item> items = split(call, num_reqs, num_threads);
     if (is_half)
         dispatch<uint16_t>(isa, call, fresh, items, num_threads);
     else
