@@ -55,7 +55,7 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
         if logprobs:
             output.logprobs = logprobs.get(request.request_id)
         if is_async:
-            request.num_output_placeholders -= num_new
+            request.num_output_placeholders -= len(output.new_token_ids)
             num_settled = request.num_computed_tokens - request.num_output_placeholders
             if is_running and num_settled >= request.hash_at:
                 sched.kv.hash_full_blocks(request, num_settled)
@@ -63,6 +63,8 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
             sched.num_waiting_tokens += len(output.new_token_ids)
         if output.finish_reason is not None:
             ended.append(output)
+    for output in outputs if result.prompt_logprobs else ():
+        output.prompt_logprobs = result.prompt_logprobs.get(output.request_id)
     sched.stats.count_result(outputs, num_regular, now - previous_end)
     end_requests(sched, ended, now)
     take_new_drafts(sched, plan, result)

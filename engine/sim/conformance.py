@@ -19,7 +19,7 @@ from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.queue import POLICIES
-from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.sched.scheduler import UNKNOWN_DRAFT, Scheduler
 from schedtop.engine.snapshot import FinishReason, PauseState
 
 EOS = 50000
@@ -255,6 +255,8 @@ class _Replay:
         pending = request.num_output_placeholders
         if plan.is_async and not pending:
             return []  # a prompt chunk
+        if plan.is_async and drafts:
+            return [UNKNOWN_DRAFT]
         if position < request.num_tokens + pending - (1 + len(drafts)) * plan.is_async:
             return []
         sampled = []
@@ -265,6 +267,15 @@ class _Replay:
             position += 1
         return sampled
 
+    def _sample_late(self, plan: StepPlan, request: Request) -> list[int]:
+        """Async, the drafts that a step verifies are known when the result of the step before is taken."""
+        spec, start = self.specs[request.request_id], request.num_tokens
+        drafts = plan.spec_token_ids[request.request_id]
+        right = (spec.seed + start) % (self.trace.config.num_speculative_tokens + 1)
+        is_padding = any(admission.request is request for admission in plan.admissions)
+        num_accepted = 0 if is_padding else min(len(drafts), right)
+        return [self._token_at(spec, request, start + j) for j in range(num_accepted + 1)]
+
     def _token_at(self, spec: TraceRequest, request: Request, position: int) -> int:
         if spec.stop_after is not None and position == request.num_prompt_tokens + spec.stop_after - 1:
             return EOS
@@ -274,7 +285,7 @@ class _Replay:
         count = self.trace.config.num_speculative_tokens
         drafts: dict[str, list[int]] = {}
         for request in plan.requests:
-            if not count or request.request_id not in self.sched.requests:
+            if not count or plan.is_async or request.request_id not in self.sched.requests:
                 continue
             if request.num_computed_tokens < request.prefill_end:
                 continue
@@ -332,6 +343,8 @@ class _Replay:
 
     def _update(self, record: Json) -> None:
         sequence, plan, sampled = self.queue.popleft()
+        late = zip(plan.requests, sampled, strict=True)
+        sampled = [self._sample_late(plan, r) if tokens == [UNKNOWN_DRAFT] else tokens for r, tokens in late]
         outputs = self.sched.update_from_output(plan, ModelRunnerOutput(sampled_token_ids=sampled))
         for request_id, drafts in self._drafts(plan).items():
             self.sched.requests[request_id].spec_token_ids = drafts

@@ -37,8 +37,17 @@ def test_scheduler_decides_as_recorded(path: Path) -> None:
 
 def test_all_given_kinds_are_there() -> None:
     kinds = {json.loads(path.read_text())["trace"]["kind"] for path in TRACES}
-    assert len(TRACES) >= 64
-    assert {"basic", "async_preempt", "prio_knobs", "spec_pad", "outgrow", "mix_async_prio", "edge_async"} <= kinds
+    assert len(TRACES) >= 67
+    assert {
+        "basic",
+        "async_preempt",
+        "prio_knobs",
+        "spec_pad",
+        "outgrow",
+        "mix_async_prio",
+        "edge_async",
+        "async_spec_pad",
+    } <= kinds
 
 
 def test_same_trace_replays_equally_twice() -> None:

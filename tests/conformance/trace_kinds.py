@@ -228,6 +228,18 @@ KINDS: dict[str, Kind] = {
         num_actions=(60, 100),
         until=60,
     ),
+    "async_spec": Kind({**ROOMY, **ASYNC, "num_speculative_tokens": [1, 2, 3]}, shared((4, 60))),
+    "async_spec_pad": Kind(
+        {**ROOMY, **ASYNC, "block_size": 8, "max_num_batched_tokens": [16, 64], "num_speculative_tokens": 3},
+        one_past_blocks,
+    ),
+    "async_spec_preempt": Kind(
+        {**TIGHT, **ASYNC, "block_size": 8, "max_num_batched_tokens": 96, "num_speculative_tokens": [2, 4]},
+        shared((10, 60)),
+    ),
+    "async_spec_modellen": Kind(
+        {**ROOMY, **ASYNC, "max_model_len": 64, "num_speculative_tokens": [2, 5]}, shared((4, 30)), answers=(30, 80)
+    ),
     "async_modellen": Kind({**ROOMY, **ASYNC, "max_model_len": 128}, unique((20, 120)), answers=(40, 200)),
     "tiny": Kind({**ROOMY, "max_num_batched_tokens": [8, 16, 64], "max_num_seqs": [2, 8]}, tiny, (30, 50), (1, 6), 1),
 }
@@ -279,6 +291,12 @@ for _name, _config in {
     "mix_async_prio": {**ASYNC, **PRIORITY},
     "mix_prio": PRIORITY,
     "mix_spec": {"num_speculative_tokens": [1, 3], "long_prefill_token_threshold": 0, "enable_chunked_prefill": True},
+    "mix_async_spec": {
+        **ASYNC,
+        "num_speculative_tokens": [1, 3],
+        "long_prefill_token_threshold": 0,
+        "enable_chunked_prefill": True,
+    },
 }.items():
     KINDS[_name] = Kind(
         {**EVERYTHING, **_config},

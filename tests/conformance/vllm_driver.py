@@ -22,6 +22,9 @@ from vllm.v1.core.sched.output import SchedulerOutput  # noqa: E402
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput  # noqa: E402
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
+UNKNOWN = -1
+"""Stands for tokens that can only be sampled once the result of the step before is there."""
+
 
 def token(seed: int, position: int) -> int:
     """The token at an absolute position."""
@@ -143,6 +146,8 @@ class Recording:
         if request.is_prefill_chunk:
             return []
         drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
+        if drafts and self.settings["async_scheduling"]:
+            return [UNKNOWN]
         position = request.num_computed_tokens - len(drafts)
         sampled = []
         for draft in [*drafts, None]:
@@ -151,6 +156,18 @@ class Recording:
                 break
             position += 1
         return sampled
+
+    def _sample_late(self, request_id: str, output: SchedulerOutput) -> list[int]:
+        """Async, the drafts that a step verifies are known when the result of the step before is taken."""
+        request = self.sched.requests.get(request_id)
+        if request is None:
+            return []
+        num_drafts, start = len(output.scheduled_spec_decode_tokens[request_id]), request.num_tokens
+        right = (self.specs[request_id]["seed"] + start) % (self.settings["num_speculative_tokens"] + 1)
+        was_running = request_id in output.scheduled_cached_reqs.req_ids
+        was_running = was_running and request_id not in output.scheduled_cached_reqs.resumed_req_ids
+        num_accepted = min(num_drafts, right) if was_running else 0
+        return [self._token_at(request, start + j) for j in range(num_accepted + 1)]
 
     def _token_at(self, request: Request, position: int) -> int:
         spec = self.specs[request.request_id]
@@ -162,7 +179,7 @@ class Recording:
     def _propose(self, output: SchedulerOutput) -> None:
         count = self.settings["num_speculative_tokens"]
         proposals = {}
-        for request_id in output.num_scheduled_tokens if count else ():
+        for request_id in output.num_scheduled_tokens if count and not self.settings["async_scheduling"] else ():
             request = self.sched.requests.get(request_id)
             if request is None or request.num_computed_tokens < request.num_prompt_tokens:
                 continue
@@ -213,6 +230,8 @@ class Recording:
     def _update(self, record: Json) -> None:
         sequence, output, sampled = self.queue.popleft()
         request_ids = list(output.num_scheduled_tokens)
+        late = zip(request_ids, sampled, strict=True)
+        sampled = [self._sample_late(r, output) if tokens == [UNKNOWN] else tokens for r, tokens in late]
         result = ModelRunnerOutput(
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
