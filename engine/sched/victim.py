@@ -35,7 +35,8 @@ def choose_victim(running: Sequence[Request], knobs: Knobs, rule: ChooseVictim) 
     """Apply the policy, the cap on preemptions and the rule, in this order.
 
     Policy priority: largest priority value, then (rule newest) latest arrival, ties to the first in running order.
-    Requests preempted `max_preemptions` times are spared while there is another.
+    Requests preempted `max_preemptions` times are spared while there is another; they were re-admitted with room for
+    their whole answer, so they are never short of blocks themselves.
     """
     candidates = running
     if knobs.max_preemptions:

@@ -134,7 +134,10 @@ def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int, num_compute
 
 
 def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCacheBlock]) -> Blocked | None:
-    """Whether the blocks for the first share, and for what is reserved, are missing above the watermark."""
+    """Whether the blocks for the first share, and for what is reserved, are missing above the watermark.
+
+    Who has been preempted `max_preemptions` times is admitted only where it can run to its end, so that the cap holds.
+    """
     kv, knobs = sched.kv, sched.knobs
     num_tokens = end
     if knobs.reserve_full_prompt:
@@ -143,7 +146,7 @@ def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCa
     free = kv.num_free
     if sched.running:
         free -= kv.watermark_blocks
-    if knobs.reserve_output:
+    if knobs.reserve_output or 0 < knobs.max_preemptions <= request.num_preemptions:
         final = min(sched.final_length(request), kv.capacity * kv.block_size)  # alone it may try its luck
         needed = max(needed, kv.num_blocks_missing(request, final, hits))
         free -= sched.num_blocks_promised()

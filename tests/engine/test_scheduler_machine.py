@@ -230,7 +230,10 @@ class EngineMachine(RuleBasedStateMachine):
             knobs, kv = sched.knobs, sched.kv
             is_too_long = not knobs.enable_chunked_prefill and head.num_tokens > knobs.max_num_batched_tokens
             free = kv.capacity - kv.usage().held - sum(len(r.blocks) for r in sched.waiting if r is not head)
-            assert is_too_long or kv.blocks_for(head.num_tokens) > free, f"{head} could run"
+            needed = kv.blocks_for(head.num_tokens)
+            if knobs.reserve_output or 0 < knobs.max_preemptions <= head.num_preemptions:
+                needed = max(needed, min(kv.blocks_for(sched.final_length(head)), kv.capacity))
+            assert is_too_long or needed > free, f"{head} could run"
 
     @invariant()
     def books_balance(self) -> None:
