@@ -25,7 +25,8 @@ class TokenBuffer:
         self._step = step
         for output in outputs:
             self._parts.setdefault(output.request_id, []).append(output)
-            self.num_units += 1 + len(output.token_ids) + sum(len(entry) for entry in output.logprobs or ())
+            told = [*(output.logprobs or ()), *(output.prompt_logprobs or ())]
+            self.num_units += 1 + len(output.token_ids) + sum(len(entry) for entry in told if entry)
 
     def take(self) -> TokenBatch:
         """All that waits, one output per request; empties the buffer."""
@@ -47,4 +48,5 @@ def _join(parts: list[TokenOutput]) -> TokenOutput:
         detail=last.detail,
         logprobs=[entry for part in parts for entry in part.logprobs or ()] if has_logprobs else None,
         num_cached_tokens=max(part.num_cached_tokens for part in parts),
+        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
     )

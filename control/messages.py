@@ -376,6 +376,7 @@ class TokenOutput(msgspec.Struct, frozen=True, array_like=True):
     detail: str = ""
     logprobs: list[list[tuple[int, float]]] | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[list[tuple[int, float]] | None] | None = None
 
 
 class TokenBatch(_FromServer):

@@ -103,6 +103,8 @@ class ControlServer:
         self._thread = threading.Thread(target=self._run, args=(is_up,), name="control", daemon=True)
         self._thread.start()
         is_up.wait()
+        if self.ended.is_set():
+            raise RuntimeError("the control server failed to start; its log tells why")
 
     def stop(self, limit_s: float = 0.0, reason: str = "the engine is shutting down") -> None:
         """Take no new requests, let those under way finish for `limit_s`, abort the rest, say goodbye; idempotent."""
@@ -120,6 +122,7 @@ class ControlServer:
         finally:
             self._socket.close()
             self.ended.set()
+            is_up.set()
 
     async def _serve(self, is_up: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
@@ -390,6 +393,7 @@ def _token_output(output: RequestOutput) -> TokenOutput:
         detail=output.detail,
         logprobs=output.logprobs,
         num_cached_tokens=output.num_cached_tokens,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

@@ -20,6 +20,8 @@ class RequestOutput(msgspec.Struct, gc=False):
     """With an error or capacity end: what happened, with the numbers."""
     logprobs: list[TokenLogprobs] | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Of a request that asked, with its first tokens: one entry per prompt token, None where none was computed."""
 
 
 @dataclass(slots=True)

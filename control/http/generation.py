@@ -13,7 +13,7 @@ import msgspec
 from schedtop.control.errors import CommandRefused
 from schedtop.control.http.failures import ApiError
 from schedtop.control.http.link import EngineLink, TokenStream
-from schedtop.control.http.text import TextStream, Tokenizer
+from schedtop.control.http.text import IncrementalDecoder, TextStream, Tokenizer
 from schedtop.control.messages import AddRequest, TokenOutput
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import FinishReason
@@ -55,6 +55,8 @@ class Plan:
     include_stop: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    tells_prompt: bool = False
+    """Tell the prompt's tokens, with their log-probabilities, before the answer's."""
 
 
 class Answer:
@@ -74,6 +76,9 @@ class Answer:
         self.is_in_engine = False
         self._include_stop = plan.include_stop
         self._has_grammar = plan.sampling.grammar is not None
+        self._tells_prompt = plan.tells_prompt
+        self._num_prompt_chars = 0
+        self._token_bytes = tokenizer.token_bytes
 
         def shown_bytes(token_id: int) -> bytes:
             return b"" if tokenizer.is_special(token_id) else tokenizer.token_bytes(token_id)
@@ -87,9 +92,11 @@ class Answer:
             self.last_token_at = time.monotonic()
             self.first_token_at = self.first_token_at or self.last_token_at
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        if self._tells_prompt and output.prompt_logprobs is not None:
+            delta.tokens += self._prompt_tokens(output.prompt_logprobs)
         for position, token_id in enumerate(output.token_ids):
             logprobs = output.logprobs[position] if output.logprobs else None
-            delta.tokens.append(Token(token_id, self._text.num_chars, logprobs))
+            delta.tokens.append(Token(token_id, self._num_prompt_chars + self._text.num_chars, logprobs))
             self.num_tokens += 1
             is_stop_token = output.finish_reason is FinishReason.STOP and position == len(output.token_ids) - 1
             if not is_stop_token or self._include_stop:
@@ -103,6 +110,17 @@ class Answer:
         self.is_in_engine = self.is_in_engine and output.finish_reason is None
         self.finish_reason = delta.finish_reason
         return delta
+
+    def _prompt_tokens(self, logprobs: list[list[tuple[int, float]] | None]) -> list[Token]:
+        """The prompt's tokens; told once, though a preempted request computes them again."""
+        self._tells_prompt = False
+        tokens = []
+        decoder = IncrementalDecoder(self._token_bytes)
+        for token_id, alternatives in zip(self.prompt, logprobs, strict=True):
+            tokens.append(Token(token_id, self._num_prompt_chars, alternatives))
+            self._num_prompt_chars += len(decoder.feed(token_id))
+        self._num_prompt_chars += len(decoder.flush())
+        return tokens
 
     def _end(self, delta: Delta, output: TokenOutput) -> None:
         """The engine ended the request: show the rest."""

@@ -8,6 +8,7 @@ import asyncio
 import uuid
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from schedtop.control.errors import CommandRefused
@@ -67,6 +68,8 @@ class OpenAiRoutes:
         prompts = [await _token_ids(tokenizer, prompt) for prompt in given]
         plan = self._plan(request, body, prompts, info, "cmpl", DEFAULT_COMPLETION_TOKENS)
         echoes = [_as_text(tokenizer, prompt) for prompt in given] if body.echo else None
+        if body.echo and body.logprobs is not None:
+            _ask_for_prompt(plan, body.logprobs)
         return await self._answer(request, body, plan, CompletionShape(tokenizer, body.num_logprobs()), echoes)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
@@ -159,6 +162,13 @@ async def _token_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]
     if len(prompt) > LONG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, prompt)
     return tokenizer.encode(prompt)
+
+
+def _ask_for_prompt(plan: Plan, num_logprobs: int) -> None:
+    """Have the prompt's log-probabilities told. A salt of its own, for tokens from the prefix cache have none."""
+    plan.sampling = msgspec.structs.replace(plan.sampling, prompt_logprobs=num_logprobs)
+    plan.cache_salt = uuid.uuid4().hex
+    plan.tells_prompt = True
 
 
 def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:

@@ -153,8 +153,6 @@ class CompletionRequest(CommonRequest, frozen=True, kw_only=True):
             _bad("best_of", self.best_of, f"isn't supported: ask for n={self.best_of} and choose")
         if self.suffix:
             _bad("suffix", "given", "isn't supported: the model doesn't fill in the middle")
-        if self.echo and self.logprobs is not None:
-            _bad("echo", "true", "together with logprobs isn't supported: prompts have no log-probabilities here")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one. Raises `ApiError` 400 for a mixture or an empty list."""

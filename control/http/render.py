@@ -90,11 +90,11 @@ class CompletionShape:
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if self._num_logprobs is None:
             return None
-        sampled = [_sampled_logprob(token) for token in tokens]
+        sampled = [_sampled_logprob(token) if token.logprobs else None for token in tokens]
         return {
             "tokens": [token_text(self._tokenizer, token.token_id) for token in tokens],
             "token_logprobs": sampled,
-            "top_logprobs": [self._top(token) for token in tokens],
+            "top_logprobs": [self._top(token) if token.logprobs else None for token in tokens],
             "text_offset": [token.offset for token in tokens],
         }
 

@@ -27,6 +27,9 @@ class TellingRunner(FakeRunner):
             req_id: [[(token, -0.5), (65, -1.0), (0xE2, -2.0)] for token in tokens]
             for req_id, tokens in zip(scheduler_output.num_scheduled_tokens, result.sampled_token_ids, strict=True)
         }
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.sampling_params.prompt_logprobs is not None:
+                result.prompt_logprobs[new.req_id] = [None, *([(token, -0.25)] for token in new.token_ids[1:])]
         return result
 
 
@@ -120,6 +123,22 @@ async def test_echo_puts_the_prompt_in_front(told) -> None:
     assert body["choices"][0]["text"] == "hic"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_tells_the_prompts_too(told, stream) -> None:
+    fields = {"prompt": "h\u00ef", "echo": True, "logprobs": 1, "max_tokens": 2}
+    await told.complete(**fields)
+    async with told.post("/v1/completions", {**fields, "stream": stream}) as response:
+        text = await response.text()
+    bodies = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")] or [json.loads(text)]
+    choices = [body["choices"][0] for body in bodies]
+    merged = {key: [x for choice in choices for x in choice["logprobs"][key]] for key in choices[0]["logprobs"]}
+    assert "".join(choice["text"] for choice in choices) == "h\u00efde"
+    assert merged["token_logprobs"] == [None, -0.25, -0.25, -0.5, -0.5]
+    assert merged["tokens"] == ["h", "\ufffd", "\ufffd", "d", "e"]
+    assert merged["text_offset"] == [0, 1, 1, 2, 3]
+    assert (merged["top_logprobs"][0], merged["top_logprobs"][3]) == (None, {"d": -0.5})
+
+
 async def test_usage_comes_in_a_last_chunk_of_its_own_if_asked_for(told) -> None:
     body = {"prompt": "hi", "stream": True, "max_tokens": 3, "stream_options": {"include_usage": True}}
     async with told.post("/v1/completions", body) as response:
@@ -178,7 +197,6 @@ async def test_text_parts_are_joined_and_other_parts_refused(world) -> None:
         ({"stop": [""]}, "stop", "1 to"),
         ({"best_of": 4}, "best_of", "n=4"),
         ({"suffix": "x"}, "suffix", "supported"),
-        ({"echo": True, "logprobs": 1}, "echo", "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"max_tokns": 3}, "max_tokns", "max_tokens"),
         ({"prompt": []}, "prompt", "empty"),
