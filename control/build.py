@@ -17,6 +17,8 @@ from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.knobs import initial_knobs
 from schedtop.engine.runner.base import ModelRunner
+from schedtop.engine.sched.interface import load_scheduler
+from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.structured.backend import GrammarBackend
 
 DEFAULT_KV_MEMORY = "512MiB"
@@ -39,12 +41,14 @@ class _Parts(NamedTuple):
 
 def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
     """Allocate everything. Raises `ConfigError`, or `KnobRefused` for a start value out of range."""
+    make_scheduler = load_scheduler(settings.scheduler_cls) if settings.scheduler_cls else Scheduler
     parts = _real(settings) if settings.runner == "real" else _without_model(settings)
     config = parts.config
+    knobs = initial_knobs(config, **settings.knobs)
     core = EngineCore(
         config,
         parts.runner,
-        initial_knobs(config, **settings.knobs),
+        scheduler=make_scheduler(config, knobs, clock=time.monotonic),
         eos_token_ids=parts.eos_token_ids,
         vocab_size=parts.vocab_size,
         grammar_backend=parts.grammars,

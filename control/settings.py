@@ -61,6 +61,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Where engines share KV blocks: folder:PATH, redis://host:port/db or unix:///socket; default: nowhere."""
     kv_namespace: str = ""
     """Keeps engines apart that use one store and shouldn't share."""
+    scheduler_cls: str | None = None
+    """Another scheduler, as module:Class; default: ours."""
     knobs: dict[str, KnobValue] = {}
     """Start values of live knobs."""
 

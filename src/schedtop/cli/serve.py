@@ -30,6 +30,7 @@ from schedtop.control.settings import load_settings
 @click.option("--max-num-speculative-tokens", type=int, help="Ceiling of draft tokens per step. [0]")
 @click.option("--kv-store", metavar="STORE", help="Share KV through folder:PATH, redis://host:port/db, unix:///path.")
 @click.option("--kv-namespace", metavar="NAME", help="Share only with engines of the same namespace.")
+@click.option("--scheduler-cls", metavar="MODULE:CLASS", help="Another scheduler than ours.")
 @click.option("--set", "knobs", type=KNOB_ASSIGNMENT, multiple=True, metavar="NAME=VALUE", help="Start a knob there.")
 @click.option("--socket", metavar="PATH", help="Control socket. [NAME.sock in the runtime folder]")
 @click.option("--audit", metavar="PATH", help="Audit log. [NAME.audit.sqlite in the state folder]")
