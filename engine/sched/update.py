@@ -65,8 +65,6 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
             ended.append(output)
     for output in outputs if result.prompt_logprobs else ():
         output.prompt_logprobs = result.prompt_logprobs.get(output.request_id)
-    for output in outputs if result.prompt_logprobs else ():
-        output.prompt_logprobs = result.prompt_logprobs.get(output.request_id)
     sched.stats.count_result(outputs, num_regular, now - previous_end)
     end_requests(sched, ended, now)
     take_new_drafts(sched, plan, result)
