@@ -10,7 +10,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,8 @@ class AuditLog:
 
     def write(self, row: AuditRow) -> "Future[int]":
         """Append a row; done, with its number, when it is on disk."""
-        return self._submit(lambda database: _insert(database, row))
+        values = _values(row)
+        return self._submit(lambda database: _insert(database, values))
 
     def newest(self, limit: int) -> "Future[list[dict[str, Any]]]":
         """The newest rows, newest first."""
@@ -134,11 +135,14 @@ def _carry_out(database: sqlite3.Connection, batch: list[tuple[_Job, "Future[Any
         with database:
             results = [job(database) for job, _ in batch]
     except sqlite3.Error as error:
+        failure = AuditFailed(f"the audit log couldn't be written: {error}")
         for _, done in batch:
-            done.set_exception(AuditFailed(f"the audit log couldn't be written: {error}"))
+            with contextlib.suppress(InvalidStateError):
+                done.set_exception(failure)
         return
     for (_, done), result in zip(batch, results, strict=True):
-        done.set_result(result)
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more; the row stays
+            done.set_result(result)
 
 
 def _make_private(path: Path) -> None:
@@ -163,8 +167,8 @@ def _open(path: Path) -> sqlite3.Connection:
     return database
 
 
-def _insert(database: sqlite3.Connection, row: AuditRow) -> int:
-    values = {
+def _values(row: AuditRow) -> dict[str, Any]:
+    return {
         "wall": row.wall,
         "boot_id": row.boot_id,
         "step": row.step,
@@ -179,6 +183,9 @@ def _insert(database: sqlite3.Connection, row: AuditRow) -> int:
         "before": msgspec.json.encode(row.before).decode(),
         "after": msgspec.json.encode(row.after).decode(),
     }
+
+
+def _insert(database: sqlite3.Connection, values: dict[str, Any]) -> int:
     names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
     number = database.execute(f"INSERT INTO audit ({names}) VALUES ({marks})", values).lastrowid
     assert number is not None

@@ -53,6 +53,12 @@ def test_many_rows_that_wait_are_all_written(log):
     assert [future.result(30) for future in futures] == list(range(1, 501))
 
 
+def test_a_row_nobody_waits_for_any_more_is_written_all_the_same(log):
+    log.write(row(reason="abandoned")).cancel()
+    log.write(row(reason="next")).result(10)
+    assert [entry["reason"] for entry in log.newest(9).result(10)] == ["next", "abandoned"]
+
+
 def test_the_log_goes_on_where_it_stopped(log):
     log.write(row(reason="before")).result(10)
     log.close()
