@@ -351,7 +351,7 @@ class Scheduler:
             self.drop_in_flight(request)
 
     def drop_plan(self, plan: StepPlan, result: ModelRunnerOutput | None = None) -> None:
-        """Forget a step in flight that broke, or was planned over one that did: nothing of it may be found in the cache.
+        """Forget a step in flight that broke, or was planned over one that did: the cache must hold nothing of it.
 
         Its requests are the caller's to end or to restart. Others that already built on its blocks start again.
         Transfers that `result` reports have ended all the same.
