@@ -51,12 +51,12 @@ class Sampler:
     def sample(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor:
         """Tokens int64 [num_rows] from fp32 `logits` [num_rows, vocab_size], which are changed in place."""
         adjust_logits(logits, rows, self._eos)
-        tokens = logits.argmax(dim=-1)
         random = [i for i, row in enumerate(rows) if not row.is_greedy]
+        if len(random) == len(rows):
+            return draw(logits, rows)
+        tokens = logits.argmax(dim=-1)
         if random:
-            chosen = rows if len(random) == len(rows) else [rows[i] for i in random]
-            part = logits if len(random) == len(rows) else logits[random]
-            tokens[random] = draw(part, chosen)
+            tokens[random] = draw(logits[random], [rows[i] for i in random])
         return tokens
 
 
