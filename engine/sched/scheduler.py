@@ -22,7 +22,7 @@ from schedtop.engine.request import Request, State
 from schedtop.engine.sched.compose import compose_output
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import Blocked, StepPlan, num_attended
-from schedtop.engine.sched.queue import POLICIES, RequestQueue
+from schedtop.engine.sched.queue import POLICIES, QueueKey, RequestQueue
 from schedtop.engine.sched.running import schedule_running
 from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
 from schedtop.engine.sched.stop import StopCondition, stop_conditions
@@ -57,7 +57,8 @@ _LIMITS = {
 class Scheduler:
     """Plans steps over the requests it holds. Not thread-safe: the core thread owns it.
 
-    `clock` returns seconds; it is read once per step and per request that arrives.
+    `clock` returns seconds; it is read once per step and per request that arrives. `victim_rules` and `policies` take
+    the place of ours of the same name.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Scheduler:
         clock: Callable[[], float],
         stop_conditions_extra: Sequence[StopCondition] = (),
         victim_rules: Mapping[str, ChooseVictim] | None = None,
+        policies: Mapping[str, QueueKey] | None = None,
     ) -> None:
         self.config = config
         self.knobs = knobs or initial_knobs(config)
@@ -75,19 +77,17 @@ class Scheduler:
         self.max_model_len = config.max_model_len or UNLIMITED
         self.kv = KVCacheManager(config, self.knobs)
         self.stop_conditions = stop_conditions(config, stop_conditions_extra)
-        self._victim_rules: Mapping[str, ChooseVictim] = {
-            **{str(k): r for k, r in VICTIM_RULES.items()},
-            **(victim_rules or {}),
-        }
+        self._victim_rules = {str(name): rule for name, rule in VICTIM_RULES.items()} | dict(victim_rules or {})
+        self._policies = {str(name): key for name, key in POLICIES.items()} | dict(policies or {})
         self.victim_rule = self._victim_rules[self.knobs.victim]
 
         self.requests: dict[str, Request] = {}
         """All live requests."""
         self.running: list[Request] = []
         """In admission order."""
-        self.waiting = RequestQueue(POLICIES[self.knobs.policy])
+        self.waiting = RequestQueue(self._policies[self.knobs.policy])
         """Ready to be admitted, in schedule order."""
-        self.deferred = RequestQueue(POLICIES[self.knobs.policy])
+        self.deferred = RequestQueue(self._policies[self.knobs.policy])
         """Waiting for something besides room; back in `waiting`, at their old place, when it is there."""
         self.deferred_by_reason: Counter[WaitReason] = Counter()
         self.preempted: dict[str, Request] = {}
@@ -493,8 +493,8 @@ class Scheduler:
         self.kv.apply(knobs)
         self.victim_rule = self._victim_rules[knobs.victim]
         if knobs.policy is not old.policy:
-            self.waiting.reorder(POLICIES[knobs.policy])
-            self.deferred.reorder(POLICIES[knobs.policy])
+            self.waiting.reorder(self._policies[knobs.policy])
+            self.deferred.reorder(self._policies[knobs.policy])
 
     def set_pause(self, state: PauseState) -> None:
         """Pause or go on."""
