@@ -36,6 +36,8 @@ def take_result(sched: "Scheduler", plan: StepPlan, result: ModelRunnerOutput) -
         if request.media:
             sched.encoder.release_consumed(request)
         if not tokens:
+            if not is_async and request.num_computed_tokens == len(request.token_ids):
+                request.num_computed_tokens -= 1  # the runner sampled nothing: its last token is run again
             continue
         num_new = len(tokens)
         if request.last_token_at == previous_end and num_new == 1:
