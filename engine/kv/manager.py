@@ -3,8 +3,8 @@
 Block counts needed, prefix lookup, allocation, hashing of full blocks, freeing. When to do it is the scheduler's.
 """
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import Knobs
@@ -233,8 +233,7 @@ class KVCacheManager:
     def usage(self) -> PoolUsage:
         """Blocks by use: free + in_use + held + pending = usable."""
         pool = self.pool
-        pending = self._solely(blocks for _, blocks in self._pending)
-        held = self._solely(self._held.values())
+        held, pending = self._num_held_and_pending()
         return PoolUsage(
             usable=pool.num_usable,
             free=pool.num_free,
@@ -255,9 +254,13 @@ class KVCacheManager:
                     states[block.block_id - first] = letter
         return states
 
-    def _solely(self, groups: Iterable[Sequence[KVCacheBlock]]) -> int:
-        """Blocks of these groups that no live request uses as well."""
-        return sum(block.ref_cnt == 1 for blocks in groups for block in blocks)
+    def _num_held_and_pending(self) -> tuple[int, int]:
+        """Blocks kept for transfers, and blocks whose free is pending; what a live request uses as well is neither."""
+        held = Counter(block for blocks in self._held.values() for block in blocks)
+        pending = Counter(block for _, blocks in self._pending for block in blocks)
+        idle = [block for block, count in (held + pending).items() if count == block.ref_cnt]
+        num_held = sum(block in held for block in idle)
+        return num_held, len(idle) - num_held
 
     def faults(self, requests: Sequence[Request]) -> list[str]:
         """Check every reference against its holder; one sentence per fault."""

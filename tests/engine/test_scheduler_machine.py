@@ -229,7 +229,8 @@ class EngineMachine(RuleBasedStateMachine):
             head = sched.waiting.peek()
             knobs, kv = sched.knobs, sched.kv
             is_too_long = not knobs.enable_chunked_prefill and head.num_tokens > knobs.max_num_batched_tokens
-            free = kv.capacity - kv.usage().held - sum(len(r.blocks) for r in sched.waiting if r is not head)
+            loaded = [block for other in sched.waiting if other is not head for block in other.blocks]
+            free = kv.num_free + sum(block.ref_cnt == 1 for block in loaded)
             needed = kv.blocks_for(head.num_tokens)
             if knobs.reserve_output or 0 < knobs.max_preemptions <= head.num_preemptions:
                 needed = max(needed, min(kv.blocks_for(sched.final_length(head)), kv.capacity))
@@ -242,6 +243,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(request.num_output_placeholders >= 0 for request in sched.requests.values())
         usage = sched.kv.usage()
         assert usage.free + usage.in_use + usage.held + usage.pending == usage.usable
+        assert usage.in_use == len({block for request in sched.requests.values() for block in request.blocks})
         counters = sched.stats.counters()
         assert counters.added == sum(counters.finished.values()) + len(sched.running) + sched.num_waiting
 
