@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, takewhile
 
 from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
 from schedtop.engine.knobs import KnobSpec, KnobValue
@@ -213,7 +213,7 @@ class Rates:
 def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates | None:
     """How fast things happen, over `window_s` of the engine's time up to now; None while that can't be told."""
     end = view.engine_now(now)
-    recent = [sample for sample in view.samples if sample.mono >= end - window_s]
+    recent = list(takewhile(lambda sample: sample.mono >= end - window_s, reversed(view.samples)))[::-1]
     if len(recent) < 2 or (span := max(end, recent[-1].mono) - recent[0].mono) <= 0.5:
         return None
     after_first = recent[1:]

@@ -23,7 +23,18 @@ NASTY = [
 
 @pytest.mark.parametrize(
     "module",
-    ["cells", "format", "table", "staging", "keys", "hands", "views.knobs", "widgets.panel", "screens.live"],
+    [
+        "cells",
+        "format",
+        "table",
+        "staging",
+        "keys",
+        "hands",
+        "views.knobs",
+        "views.budget",
+        "widgets.panel",
+        "screens.live",
+    ],
 )
 def test_the_examples_in_the_docstrings_hold(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"schedtop.tui.{module}"))

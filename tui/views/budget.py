@@ -1,5 +1,6 @@
 """The token budget over time: stacked prefill and decode, what stayed unused, knob changes as marks. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedtop.engine.snapshot import EventKind
@@ -29,9 +30,11 @@ def buckets(view: EngineView, engine_now: float, columns: int, seconds: float = 
     """The newest `columns` columns of time, the newest last; borders lie on whole multiples of `seconds`."""
     newest = int(engine_now // seconds)
     sums: dict[int, list[float]] = {}
-    for sample in view.samples:
+    for sample in reversed(view.samples):
         place = int(sample.mono // seconds)
-        if place <= newest - columns or not sample.num_steps:
+        if place <= newest - columns:
+            break
+        if not sample.num_steps:
             continue
         total = sums.setdefault(place, [0.0] * 6)
         for i, amount in enumerate((sample.num_steps, sample.budget, sample.decode, sample.prefill, sample.draft)):
@@ -92,12 +95,26 @@ def _with_unused(spans: list[Span], history: list[Bucket], floor: float) -> list
     return filled
 
 
+def columns_at(engine_now: float, columns: int) -> Callable[[float], int]:
+    """Maps a time to its column, the last column being now; negative for what lies before the first.
+
+    >>> place_of = columns_at(100.5, 10)
+    >>> place_of(100.2), place_of(99.9), place_of(105.0), place_of(80.0)
+    (9, 8, 9, -1)
+    """
+    oldest = int(engine_now // SECONDS_PER_COLUMN) - columns + 1
+
+    def place_of(mono: float) -> int:
+        return max(-1, min(columns - 1, int(mono // SECONDS_PER_COLUMN) - oldest))
+
+    return place_of
+
+
 def _marks(scene: Scene, columns: int) -> Line:
-    newest = int(scene.engine_now // SECONDS_PER_COLUMN)
     marks = [" "] * columns
+    place_of = columns_at(scene.engine_now, columns)
     for event in scene.view.events:
-        place = columns - 1 - (newest - int(event.mono // SECONDS_PER_COLUMN))
-        if event.kind is EventKind.KNOBS_CHANGED and 0 <= place < columns:
+        if event.kind is EventKind.KNOBS_CHANGED and (place := place_of(event.mono)) >= 0:
             marks[place] = "◆"
     return (("".join(marks), "knob"),)
 

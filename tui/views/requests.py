@@ -103,12 +103,12 @@ def requests(scene: Scene, width: int, height: int) -> Body:
         return Body([(("waiting for the first snapshot", "dim"),)])
     columns, id_width = chosen_columns(width)
     lines = [_header(scene, columns, id_width, width)]
-    under_cursor = selected(scene.ui, snapshot)
+    under_cursor, now = selected(scene.ui, snapshot), scene.engine_now
     for item in windows(scene.ui, snapshot, height - HEAD_ROWS).lines():
         if item == "divider":
             lines.append(_divider(snapshot, width))
         elif isinstance(item, RequestRow):
-            line = _row(scene, item, columns, id_width, width)
+            line = _row(scene, item, now, columns, id_width, width)
             lines.append(_under_cursor(scene, line) if item is under_cursor else line)
         else:
             lines.append(fit([("  …", "dim")], width))
@@ -141,8 +141,7 @@ def _header(scene: Scene, columns: list[Column], id_width: int, width: int) -> L
     return fit([*spans, (DOING.title, "header")], width, "header")
 
 
-def _row(scene: Scene, row: RequestRow, columns: list[Column], id_width: int, width: int) -> Line:
-    now = scene.engine_now
+def _row(scene: Scene, row: RequestRow, now: float, columns: list[Column], id_width: int, width: int) -> Line:
     spans: list[Span] = [("◆ ", "tag") if row.request_id in scene.ui.tags else ("  ", "text")]
     for column in columns:
         size = id_width if column is COLUMNS[0] else column.width

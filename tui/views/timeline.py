@@ -7,7 +7,7 @@ from schedtop.engine.snapshot import EngineEvent, EventKind, Preemption
 from schedtop.tui.cells import Line, Span, clean, cut, fit
 from schedtop.tui.format import age, count, spark, value_text
 from schedtop.tui.state import Sample, Scene
-from schedtop.tui.views.budget import SECONDS_PER_COLUMN, time_axis
+from schedtop.tui.views.budget import columns_at, time_axis
 from schedtop.tui.views.decisions import whom
 from schedtop.tui.views.frame import Body
 from schedtop.tui.views.overview import short
@@ -49,16 +49,11 @@ def timeline(scene: Scene, width: int, height: int) -> Body:
     return Body([fit(line, width) for line in lines[:height]], (("cause above effect · 1 s per column", "dim"),))
 
 
-def _place(scene: Scene, mono: float, columns: int) -> int:
-    newest = int(scene.engine_now // SECONDS_PER_COLUMN)
-    return columns - 1 - (newest - int(mono // SECONDS_PER_COLUMN))
-
-
 def _events_per_column(scene: Scene, kinds: tuple[EventKind, ...], columns: int) -> list[int]:
     numbers = [0] * columns
+    place_of = columns_at(scene.engine_now, columns)
     for event in scene.view.events:
-        place = _place(scene, event.mono, columns)
-        if event.kind in kinds and 0 <= place < columns:
+        if event.kind in kinds and (place := place_of(event.mono)) >= 0:
             numbers[place] += 1
     return numbers
 
@@ -66,10 +61,11 @@ def _events_per_column(scene: Scene, kinds: tuple[EventKind, ...], columns: int)
 def _preemptions_per_column(scene: Scene, columns: int) -> list[int]:
     """From the step records, which reach back further than this screen's own events."""
     numbers = [0] * columns
-    for sample in scene.view.samples:
-        place = _place(scene, sample.mono, columns)
-        if 0 <= place < columns:
-            numbers[place] += sample.preemptions
+    place_of = columns_at(scene.engine_now, columns)
+    for sample in reversed(scene.view.samples):
+        if (place := place_of(sample.mono)) < 0:
+            break
+        numbers[place] += sample.preemptions
     return numbers
 
 
@@ -85,10 +81,11 @@ def _curve(
     scene: Scene, label: str, role: str, columns: int, of: Callable[[Sample], float], words: Callable[[float], str]
 ) -> Line:
     values: list[float | None] = [None] * columns
-    for sample in scene.view.samples:
-        place = _place(scene, sample.mono, columns)
-        if 0 <= place < columns:
-            values[place] = max(values[place] or 0.0, of(sample))
+    place_of = columns_at(scene.engine_now, columns)
+    for sample in reversed(scene.view.samples):
+        if (place := place_of(sample.mono)) < 0:
+            break
+        values[place] = max(values[place] or 0.0, of(sample))
     latest = next((value for value in reversed(values) if value is not None), 0.0)
     return ((cut(label, AXIS), "dim"), *spark(values, role), (f" {words(latest):>{_TOTAL - 1}}", "text"))
 

@@ -6,6 +6,7 @@ from itertools import accumulate
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -62,6 +63,10 @@ class Panel(Widget):
     def text(self) -> str:
         """What is shown, without styles."""
         return "\n".join("".join(text for text, _ in line) for line in self._shown)
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """None of Textual's colour filters: themes give every colour themselves, and without colours have none."""
+        return ()
 
     def render_line(self, y: int) -> Strip:
         """One line, styled. Called by Textual for lines that were refreshed."""
