@@ -20,7 +20,7 @@ from schedtop.engine.runner.prompt_logprobs import PromptLogprobs
 from schedtop.engine.runner.sampler import Sampler
 from schedtop.engine.runner.verify import sample_step
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
-from schedtop.engine.spec.ngram import propose_ngram
+from schedtop.engine.spec.ngram import Proposer, propose_ngram
 
 
 class ModelRunner:
@@ -39,6 +39,7 @@ class ModelRunner:
         backend: str = "auto",
         device: str = "auto",
         num_threads: int | None = None,
+        proposer: Proposer = propose_ngram,
     ) -> None:
         checkpoint = open_checkpoint(model) if isinstance(model, str) else model
         if num_threads is not None:
@@ -69,6 +70,7 @@ class ModelRunner:
         self._sampler = Sampler(model_config.eos_token_ids)
         self._prompt_logprobs = PromptLogprobs(self.batch, self.model.logits)
         self._num_drafts = config.max_num_speculative_tokens
+        self._proposer = proposer
 
     @torch.inference_mode()
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
@@ -117,7 +119,7 @@ class ModelRunner:
             return
         for index, _ in step.sampled_of:
             request = step.requests[index]
-            request.proposed = propose_ngram(self.batch.tokens_of(request).tolist(), self._num_drafts)
+            request.proposed = self._proposer(self.batch.tokens_of(request).tolist(), self._num_drafts)
             output.draft_token_ids[request.req_id] = request.proposed
 
 
