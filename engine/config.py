@@ -49,6 +49,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How often a pattern must repeat in a row to stop a request."""
     pads_drafts: bool = True
     """A request that joins with one token beside decodes with drafts gets placeholder drafts, as in vLLM."""
+    padding_may_block: bool = False
+    """A request is kept out by placeholder drafts that the whole budget or pool can't hold, for ever, as in vLLM."""
     unhashes_withdrawn: bool = True
     """Forget hashes of blocks planned but withdrawn before they were computed (vLLM keeps them)."""
     readmits_when_paused: bool = True

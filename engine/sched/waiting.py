@@ -121,7 +121,7 @@ def start_load(sched: "Scheduler", request: Request, hits: list[KVCacheBlock], e
 def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int, num_computed: int) -> int:
     """Placeholder drafts for a request that joins with a single token: rows of equal length while all decode.
 
-    None beside a running request still in prefill, nor past the model's length. All of them are rejected.
+    None beside a running request still in prefill, nor past the model's length, nor what no step could ever hold.
     """
     num_drafts = sched.knobs.num_speculative_tokens
     if num_left != 1 or not num_drafts or not sched.config.pads_drafts:
@@ -129,8 +129,11 @@ def draft_padding(sched: "Scheduler", plan: StepPlan, num_left: int, num_compute
     ran_before = plan.requests[: len(plan.requests) - len(plan.admissions)]
     if any(other.num_computed_tokens - other.planned_tokens < other.prefill_end for other in ran_before):
         return 0
-    fits = num_computed + 1 + num_drafts < sched.max_model_len
-    return num_drafts if fits and (ran_before or num_computed) else 0
+    end = num_computed + 1 + num_drafts
+    if end >= sched.max_model_len or not (ran_before or num_computed):
+        return 0
+    fits_alone = 1 + num_drafts <= plan.initial_budget and sched.kv.blocks_for(end) <= sched.kv.capacity
+    return num_drafts if fits_alone or sched.config.padding_may_block else 0
 
 
 def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCacheBlock]) -> Blocked | None:

@@ -58,6 +58,7 @@ class TraceConfig(msgspec.Struct, forbid_unknown_fields=True):
             max_num_seqs=self.max_num_seqs,
             max_num_speculative_tokens=self.num_speculative_tokens,
             ends_outgrown=False,
+            padding_may_block=True,
             unhashes_withdrawn=False,
             readmits_when_paused=False,
         )

@@ -285,3 +285,27 @@ def test_padding_drafts_join_a_single_token_to_a_row_of_decodes() -> None:
         plan = sched.schedule()
         assert tokens_of(plan)["one"] == share
         assert plan.spec_token_ids.get("one", []) == [-1] * (share - 1)
+
+
+def test_padding_never_keeps_out_a_request_that_runs_alone() -> None:
+    engine = Engine(
+        max_num_speculative_tokens=3, prefix_caching=True, max_num_seqs=1, knobs={"max_num_batched_tokens": 2}
+    )
+    engine.runner.proposer = lambda tokens: [1, 2, 3]
+    for name in ("first", "again"):
+        engine.add(name, 33, 2, seed=1)
+        engine.run()
+    assert engine.reasons() == {"first": "length", "again": "length"}
+
+
+def test_padding_never_needs_more_blocks_than_the_pool_has() -> None:
+    engine = Engine(usable=2, max_num_speculative_tokens=6, prefix_caching=True)
+    engine.runner.proposer = lambda tokens: [1, 2, 3, 4, 5, 6]
+    engine.add("r", 28, 5, seed=1)
+    engine.steps(2)
+    engine.core.preempt(["r"])
+    engine.run()
+    assert engine.reasons() == {"r": "length"}
+    engine.add("again", 29, 3, seed=1)
+    engine.run()
+    assert engine.reasons()["again"] == "length"
