@@ -18,6 +18,7 @@ from schedtop.engine.runner.models.llama import LlamaModel
 from schedtop.engine.runner.placement import RunnerInfo, choose_placement
 from schedtop.engine.runner.prompt_logprobs import PromptLogprobs
 from schedtop.engine.runner.sampler import Sampler
+from schedtop.engine.runner.stopwatch import NoStopwatch, Stopwatch
 from schedtop.engine.runner.verify import sample_step
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
 from schedtop.engine.spec.ngram import Proposer, propose_ngram
@@ -40,6 +41,7 @@ class ModelRunner:
         device: str = "auto",
         num_threads: int | None = None,
         proposer: Proposer = propose_ngram,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         checkpoint = open_checkpoint(model) if isinstance(model, str) else model
         if num_threads is not None:
@@ -48,12 +50,13 @@ class ModelRunner:
         max_len = _check_length(config, model_config.max_context)
         placement = choose_placement(model_config, config.block_size, dtype=dtype, backend=backend, device=device)
         self.config = config
+        self._watch = stopwatch or NoStopwatch()
         self.info: RunnerInfo = placement.info(checkpoint, config)
         max_positions = max_len + config.max_num_speculative_tokens + 1
         self.model = LlamaModel(
             checkpoint,
-            placement.attention,
-            placement.make_linear,
+            self._watch.attention(placement.attention),
+            self._watch.linear(placement.make_linear),
             max_positions,
             placement.device,
             placement.compute_dtype,
@@ -89,7 +92,8 @@ class ModelRunner:
         self.batch.advance(step)
         if step.sampled_of:
             logits = self.model.logits(hidden[step.sampled_rows])
-            sample_step(self._sampler, self.batch, step, logits, output)
+            with self._watch.span("sampling"):
+                sample_step(self._sampler, self.batch, step, logits, output)
             self.batch.settle_drafts(step)
             self._propose(step, output)
         return output

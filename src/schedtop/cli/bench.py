@@ -2,6 +2,7 @@
 
 import click
 
+from schedtop.cli.bench_engine import engine
 from schedtop.cli.bench_scheduler import scheduler
 
 
@@ -11,3 +12,4 @@ def bench() -> None:
 
 
 bench.add_command(scheduler)
+bench.add_command(engine)
