@@ -133,7 +133,14 @@ def _real(settings: ServeSettings) -> _Parts:
         num_blocks = num_blocks_for(memory, checkpoint.config, settings.block_size, placement.cache_dtype)
     longest = min(checkpoint.config.max_context, (num_blocks - 1) * settings.block_size)
     config = _config(settings, Path(settings.model).stem, num_blocks, settings.max_model_len or longest)
-    runner = ModelRunner(checkpoint, config, num_threads=settings.threads, **choices)
+    runner = ModelRunner(
+        checkpoint,
+        config,
+        dtype=settings.dtype,
+        backend=settings.attention,
+        device=settings.device,
+        num_threads=settings.threads,
+    )
     info = runner.info
     grammars = backend_for(str(path), info.vocab_size, info.eos_token_ids)
     backend = f"{info.device}, {info.dtype}, attention {info.backend}"
