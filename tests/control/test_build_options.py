@@ -1,0 +1,52 @@
+"""Engines from settings: a KV store between two of them, another scheduler, and what is refused before it starts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedtop.control.build import build
+from schedtop.control.settings import load_settings
+from schedtop.engine.core import EngineCore
+from schedtop.engine.errors import ConfigError
+from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.snapshot import Viewport
+
+PROMPT = list(range(50))
+
+
+def make(**settings: Any) -> EngineCore:
+    core, _ = build(load_settings(None, {"runner": "fake", **settings}))
+    return core
+
+
+def computed_for(core: EngineCore) -> int:
+    """Tokens computed to answer the prompt."""
+    core.add_request("r", PROMPT, SamplingParams(max_tokens=2))
+    while core.scheduler.requests or core.has_work:
+        core.step()
+    core.shutdown()
+    return core.snapshot(Viewport()).counters.computed_tokens
+
+
+def test_two_engines_with_one_store_share_what_they_compute(tmp_path: Path) -> None:
+    store = f"folder:{tmp_path}"
+    assert computed_for(make(kv_store=store)) == 51
+    assert computed_for(make(kv_store=store)) == 51 - 48
+
+
+def test_engines_of_different_namespaces_share_nothing(tmp_path: Path) -> None:
+    store = f"folder:{tmp_path}"
+    assert computed_for(make(kv_store=store, kv_namespace="a")) == 51
+    assert computed_for(make(kv_store=store, kv_namespace="b")) == 51
+
+
+def test_a_kv_store_without_kv_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps no KV"):
+        make(runner="simulated", kv_store=f"folder:{tmp_path}")
+
+
+def test_another_scheduler_is_used_and_a_bad_one_is_refused() -> None:
+    assert computed_for(make(scheduler_cls="schedtop.engine.sched.scheduler:Scheduler")) == 51
+    with pytest.raises(ConfigError, match="isn't written module:Class"):
+        make(scheduler_cls="Mine")
