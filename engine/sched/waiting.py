@@ -13,6 +13,7 @@ from schedtop.engine.knobs import AdmissionRule, SchedulingPolicy
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.request import Request
 from schedtop.engine.sched.plan import Admission, Blocked, StepPlan
+from schedtop.engine.sched.running import end_outgrown
 from schedtop.engine.sched.transfers import reclaim_loaded
 from schedtop.engine.snapshot import WaitReason
 
@@ -58,7 +59,10 @@ def candidates(sched: "Scheduler") -> Iterator[Request]:
 
 
 def try_admit(sched: "Scheduler", plan: StepPlan, request: Request) -> Blocked | None:
-    """Admit one request with its first share, or say what it lacks. None also when it was deferred."""
+    """Admit one request with its first share, or say what it lacks. None also when it was deferred, or ended."""
+    if len(request.token_ids) > sched.config.usable_tokens and sched.config.ends_outgrown:
+        end_outgrown(sched, request, len(request.token_ids))
+        return None
     if not sched.adapters.admits(request, sched.knobs.max_bypass):
         sched.defer(request, WaitReason.ADAPTER_SLOTS)
         return None

@@ -140,3 +140,14 @@ def test_a_live_budget_below_the_number_running_is_accepted_with_a_warning() -> 
     assert "below the 3 running requests" in change.warnings[0]
     engine.step()
     assert len(engine.plans[-1].num_scheduled_tokens) == 2
+
+
+def test_an_answer_that_has_outgrown_the_pool_while_it_waits_ends_too_and_holds_up_nobody() -> None:
+    engine = Engine(usable=4)
+    engine.add("r", 60, 50)
+    engine.steps(5)
+    assert engine.sched.requests["r"].num_tokens == 65
+    engine.core.preempt(["r"])
+    engine.add("next", 20, 3)
+    engine.run()
+    assert engine.reasons() == {"r": "capacity", "next": "length"}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from scripted import FaultyRunner, ScriptedConnector
 
+from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.errors import RequestRefused, SchedtopError
 from schedtop.engine.knobs import KnobSpec
 from schedtop.engine.sched.explain import wait_reason, waiting_by_reason
@@ -28,6 +29,7 @@ REQUEST = {
     "adapter": st.sampled_from([None, None, "a", "b", "c"]),
     "min_tokens": st.integers(0, 3),
     "name": st.integers(0, 40),
+    "image": st.sampled_from([None, None, None, ("m0", 0, 6), ("m1", 3, 8), ("m2", 0, 12)]),
 }
 
 
@@ -104,6 +106,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_model_len=100,
             max_num_batched_tokens=32,
             max_num_seqs=6,
+            encoder_cache_size=20,
+            max_num_encoder_tokens=12,
             max_num_speculative_tokens=sizes["num_drafts"],
             max_adapters=sizes["num_adapters"],
             null_block=sizes["null_block"],
@@ -124,6 +128,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.add(**fields)
 
     def add(self, family: int, length: int, max_tokens: int, name: int, min_tokens: int, **fields: Any) -> None:
+        image = fields.pop("image", None)
+        if image is not None:
+            fields["media"] = (MediaItem(*image),)
         prompt = [(family * 331 + place * 37 + 40) % 997 for place in range(length)]
         if not self.engine.core.config.max_adapters:
             fields["adapter"] = None
@@ -246,6 +253,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert usage.in_use == len({block for request in sched.requests.values() for block in request.blocks})
         counters = sched.stats.counters()
         assert counters.added == sum(counters.finished.values()) + len(sched.running) + sched.num_waiting
+
+    @invariant()
+    def only_running_requests_read_encoder_entries(self) -> None:
+        cache = self.sched.encoder.cache
+        readers = set().union(*(entry.readers for entry in cache._entries.values()))
+        assert readers <= {request.request_id for request in self.sched.running}
+        assert cache.num_used == sum(entry.size for entry in cache._entries.values()) <= cache.capacity
 
     @invariant()
     def reasons_add_up(self) -> None:
