@@ -340,7 +340,7 @@ def test_random_lives_of_an_engine_keep_its_books_and_its_answers() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=60,
+            max_examples=150,
             stateful_step_count=40,
             deadline=None,
             suppress_health_check=list(HealthCheck),
