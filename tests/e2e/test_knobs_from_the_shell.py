@@ -1,8 +1,14 @@
 """`schedtop knobs` against a running engine: receipts for what is taken, reasons for what is not."""
 
+import json
+import subprocess
+
 import msgspec
 import pytest
 from processes import Home, Served
+
+from schedtop.control.messages import DumpSteps
+from schedtop.engine.snapshot import StepRecord
 
 pytestmark = pytest.mark.e2e
 
@@ -36,3 +42,18 @@ def test_without_an_engine_there_is_one_line_that_says_how_to_start_one(home: Ho
     run = home.schedtop("knobs")
     assert run.returncode == 1
     assert run.stderr.startswith("schedtop: error: no engine is running") and "schedtop serve" in run.stderr
+
+
+def test_from_the_acknowledged_step_on_no_chunk_is_larger_than_the_new_budget(served: Served) -> None:
+    def ask_for_a_long_prompt(letter: str) -> None:
+        body = {"model": "simulated", "prompt": letter * 700, "max_tokens": 2}
+        command = ["curl", "-sS", f"{served.url}/v1/completions", "-H", "Content-Type: application/json"]
+        subprocess.run([*command, "-d", json.dumps(body)], capture_output=True, check=True)
+
+    ask_for_a_long_prompt("a")
+    first = served.home.json("knobs", "set", "max_num_batched_tokens=64", "--json")["applied_at_step"]
+    ask_for_a_long_prompt("b")
+    steps = served.ask(DumpSteps(count=1000)).data["steps"]
+    records = [msgspec.convert(step, StepRecord) for step in steps]
+    assert max(record.largest_prefill_chunk for record in records if record.step < first) == 256
+    assert max(record.largest_prefill_chunk for record in records if record.step >= first) == 64
