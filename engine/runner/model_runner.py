@@ -47,6 +47,7 @@ class ModelRunner:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         model_config = checkpoint.config
+        _refuse_unsupported(config)
         max_len = _check_length(config, model_config.max_context)
         placement = choose_placement(model_config, config.block_size, dtype=dtype, backend=backend, device=device)
         self.config = config
@@ -125,6 +126,16 @@ class ModelRunner:
             request = step.requests[index]
             request.proposed = self._proposer(self.batch.tokens_of(request).tolist(), self._num_drafts)
             output.draft_token_ids[request.req_id] = request.proposed
+
+
+def _refuse_unsupported(config: EngineConfig) -> None:
+    """What the scheduler can plan for but this runner can't compute."""
+    if config.max_adapters:
+        raise ConfigError(f"max_adapters={config.max_adapters}: the real runner has no adapters yet; set it to 0")
+    if config.encoder_cache_size:
+        raise ConfigError(
+            f"encoder_cache_size={config.encoder_cache_size}: the real runner has no media encoder yet; set it to 0"
+        )
 
 
 def _check_length(config: EngineConfig, max_context: int) -> int:

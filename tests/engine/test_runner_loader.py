@@ -244,6 +244,10 @@ def test_impossible_choices_are_refused_by_name(good_folder: Path) -> None:
     assert "device=tpu is unknown" in refused(good_folder, device="tpu")
     with pytest.raises(ConfigError, match="max_model_len=4096 exceeds the 128 tokens"):
         ModelRunner(str(good_folder), make_config(max_model_len=4096))
+    with pytest.raises(ConfigError, match="max_adapters=2"):
+        ModelRunner(str(good_folder), make_config(max_adapters=2))
+    with pytest.raises(ConfigError, match="encoder_cache_size=8"):
+        ModelRunner(str(good_folder), make_config(encoder_cache_size=8))
 
 
 def test_a_folder_without_a_tokenizer_says_so(good_folder: Path) -> None:

@@ -62,8 +62,8 @@ class LlamaModel:
         rotation = self._rope.at(positions)
         hidden = self._embeddings[token_ids]
         for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
-            hidden = hidden + self._attend(layer, self._normed(hidden, layer.input_norm), rotation, kv_cache, meta)
-            hidden = hidden + self._mlp(layer, self._normed(hidden, layer.mlp_norm))
+            hidden += self._attend(layer, self._normed(hidden, layer.input_norm), rotation, kv_cache, meta)
+            hidden += self._mlp(layer, self._normed(hidden, layer.mlp_norm))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -80,16 +80,18 @@ class LlamaModel:
     ) -> torch.Tensor:
         config = self.config
         heads = layer.qkv(x).view(len(x), -1, config.head_size)
-        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        q_and_k, v = torch.split(heads, [config.num_heads + config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
-        q, k = rotate(q, *rotation), rotate(k, *rotation)
+            q, k = torch.split(q_and_k, [config.num_heads, config.num_kv_heads], dim=1)
+            q_and_k = torch.cat((self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)), dim=1)
+        rotated = rotate(q_and_k, *rotation)
+        q, k = torch.split(rotated, [config.num_heads, config.num_kv_heads], dim=1)
         attended = self._attention.attend(q, k, v, kv_cache, meta, layer.window)
         return layer.output(attended.flatten(1))
 
     def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        return layer.down(F.silu(gate) * up)
+        return layer.down(F.silu(gate).mul_(up))
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_eps)
