@@ -17,8 +17,8 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 STEADY_S = 60.0
 """A process that has lived so long is restarted without a pause again."""
-END_S = 10.0
-"""How long it may take to end by itself."""
+END_S = 15.0
+"""How long it may take to end by itself: longer than a gateway waits for its last answers."""
 
 
 class SupervisedProcess:
