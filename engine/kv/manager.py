@@ -33,6 +33,10 @@ class KVCacheManager:
         """Blocks freed while a step that may write them is in flight: (that step, blocks)."""
         self.step = 0
         """The step being planned, or planned last."""
+        self._settled_step = 0
+        """The newest step that is done."""
+        self._last_write: dict[str, int] = {}
+        """Of ended requests whose blocks are being sent: the last step that may write there."""
         self._unsettled: deque[tuple[int, KVCacheBlock]] = deque()
         """Blocks that can be found by content already, though the step that fills them isn't done: (step, block)."""
         self._doomed_loads: set[str] = set()
@@ -191,14 +195,20 @@ class KVCacheManager:
     def hold_for_send(self, request: Request) -> None:
         """A request has ended, but a connector still reads its blocks."""
         self._held[f"send:{request.request_id}"] = request.blocks
+        self._last_write[request.request_id] = request.planned_in
         request.blocks = []
 
     def end_send(self, request_id: str) -> bool:
         """The connector is done with an ended request's blocks; False if it held none."""
         blocks = self._held.pop(f"send:{request_id}", None)
-        if blocks is not None:
+        if blocks is None:
+            return False
+        last_write = self._last_write.pop(request_id)
+        if last_write > self._settled_step:
+            self._pending.append((last_write, blocks))
+        else:
             self.pool.release(blocks)
-        return blocks is not None
+        return True
 
     # ---- freeing --------------------------------------------------------------------------------------------
 
@@ -216,6 +226,7 @@ class KVCacheManager:
 
     def settle(self, finished_step: int) -> None:
         """A step is done: free what waited for it or an earlier one; what they filled is really there."""
+        self._settled_step = finished_step
         while self._unsettled and self._unsettled[0][0] <= finished_step:
             self._unsettled.popleft()
         while self._pending and self._pending[0][0] <= finished_step:

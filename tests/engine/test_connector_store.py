@@ -194,7 +194,12 @@ def test_only_what_isnt_cached_here_is_loaded() -> None:
     engine.run()
     loaded: list[int] = []
     write_block = engine.runner.memory.write_block
-    engine.runner.memory.write_block = lambda block_id, content: (loaded.append(block_id), write_block(block_id, content))[1]  # type: ignore[method-assign]
+
+    def note(block_id: int, content: bytes) -> None:
+        loaded.append(block_id)
+        write_block(block_id, content)
+
+    engine.runner.memory.write_block = note  # type: ignore[method-assign]
     engine.add("long", [*PROMPT, 1])
     assert engine.run()["long"] == expected([*PROMPT, 1])
     assert len(loaded) == 2

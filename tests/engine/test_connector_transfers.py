@@ -184,3 +184,20 @@ def test_blocks_of_an_ended_request_come_back_only_after_the_last_step_that_may_
     core.post(lambda: transfers.load_finished(core.scheduler, "loads", True))
     assert run(core) == ["loads"]
     assert core.snapshot(Viewport()).pool.free == 4
+
+
+def test_blocks_that_were_sent_come_back_only_after_the_last_step_that_may_write_them() -> None:
+    core = make_core(PromisingConnector(sending=["r"]), is_async=True)
+    runner = core._runner
+    assert isinstance(runner, FakeRunner)
+    runner.next_token = lambda tokens: 7 if len(tokens) == 41 else 1
+    core._eos_token_ids = (7,)
+    add(core, "r", 40, max_tokens=8)
+    while "r" in core.scheduler.requests:
+        core.step()
+    assert len(core.scheduler.in_flight) == 1  # planned before the end was known
+    transfers.send_finished(core.scheduler, "r")
+    pool = core.snapshot(Viewport()).pool
+    assert (pool.held, pool.pending) == (0, 3)
+    run(core)
+    assert core.snapshot(Viewport()).pool.free == 8
