@@ -150,6 +150,7 @@ class EngineCore:
         """
         detail = f"step {plan.step} failed: {type(error).__name__}: {error}"
         self.scheduler.drop_plan(plan)
+        self._is_stuck = False  # what these requests held may be what others wait for
         for request in plan.requests:
             if not request.is_finished and request.request_id not in plan.stale:
                 self.scheduler.finish(request, FinishReason.ERROR, detail)

@@ -206,7 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
     def break_the_next_step(self, late: bool, unlucky: int) -> None:
         if unlucky:
             return
-        self.runner.fail_next, self.runner.fails_late = True, late
+        self.runner.failing_step, self.runner.fails_late = self.core.next_step, late
 
     @rule(num=st.sampled_from([None, 0, 4, 8, 30]), keeps=st.booleans())
     def promise_kv(self, num: int | None, keeps: bool) -> None:
@@ -299,7 +299,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.core.shutdown()
 
     def finish_all(self) -> None:
-        self.runner.fail_next = False
+        self.runner.failing_step = None
         self.core.set_knobs({"kv_block_limit": 0, "enable_chunked_prefill": True, "max_num_batched_tokens": 32})
         self.core.release(list(self.sched.requests))
         self.core.resume()

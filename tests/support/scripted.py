@@ -12,13 +12,15 @@ from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
 
 
 class FaultyRunner(FakeRunner):
-    """Raises in the next step once `fail_next` is set; optionally after the step has run."""
+    """Raises in the step of a given number, or in the next one; before it has run, or afterwards."""
 
     fail_next = False
+    failing_step: int | None = None
     fails_late = False
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        failing, self.fail_next = self.fail_next, False
+        failing = self.fail_next or scheduler_output.step == self.failing_step
+        self.fail_next = False
         if failing and not self.fails_late:
             raise RuntimeError("the device is gone")
         result = super().execute_model(scheduler_output)
