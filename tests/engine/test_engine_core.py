@@ -147,7 +147,7 @@ def test_the_self_check_finds_a_leak() -> None:
     assert engine.core.self_check() == []
     engine.sched.requests["a"].blocks[0].ref_cnt += 1
     shared = "1 shared blocks, their count says 0"
-    ]
+    assert engine.core.self_check() == ["block 1 has reference count 2 but 1 users", shared]
 
 
 @pytest.mark.parametrize(
