@@ -227,8 +227,8 @@ def test_no_token_is_lost_or_doubled_whatever_an_operator_does_with_steps_in_fli
 
 
 def test_a_broken_step_wakes_those_who_waited_for_what_it_held() -> None:
-    engine = Engine(BrokenRunner(2), usable=4, async_scheduling=True)
-    engine.add("holds all", 60, 3)
+    engine = Engine(BrokenRunner(1), usable=4, async_scheduling=True)
+    engine.add("holds all", 60, 1)  # no second step is planned for it: an empty one follows
     engine.add("waits", 60, 3)
     engine.run()
     assert engine.reasons() == {"holds all": "error", "waits": "length"}
