@@ -16,7 +16,7 @@ class ConfigError(SchedtopError):
     code = "bad_config"
 
 
-class RequestRefused(SchedtopError):  # noqa: N818  (a verdict, not a fault of ours)
+class RequestRefused(SchedtopError):
     """A request that can never run here, refused at the door."""
 
     code = "refused"
@@ -28,19 +28,19 @@ class QueueFull(RequestRefused):
     code = "queue_full"
 
 
-class KnobRefused(SchedtopError):  # noqa: N818
+class KnobRefused(SchedtopError):
     """A knob change that is unknown, mistyped or out of range; nothing was changed."""
 
     code = "knob_refused"
 
 
-class UnknownRequest(SchedtopError):  # noqa: N818
+class UnknownRequest(SchedtopError):
     """A request id that isn't live."""
 
     code = "unknown_request"
 
 
-class Conflict(SchedtopError):  # noqa: N818
+class Conflict(SchedtopError):
     """A change based on a state that somebody else has changed since."""
 
     code = "conflict"

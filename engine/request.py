@@ -164,6 +164,11 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def final_length(self) -> int:
+        """Tokens of context when it ends by length: its last token is never computed."""
+        return self.max_total_tokens - 1
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has left the scheduler."""
         return self.state is State.FINISHED

@@ -11,12 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.sched.output import NewRequestData
+from schedtop.engine.sched.output import UNKNOWN_DRAFT, NewRequestData
 from schedtop.engine.structured.backend import GrammarState
 from schedtop.kernels.attention import AttentionMeta
-
-UNKNOWN_DRAFT = -1
-"""A draft slot planned before the drafts were known, that nobody filled in: never accepted."""
 
 
 @dataclass(slots=True)

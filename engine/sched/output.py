@@ -9,6 +9,9 @@ from schedtop.engine.kv.connector.base import KVConnectorMetadata
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.structured.backend import CompiledGrammar
 
+UNKNOWN_DRAFT = -1
+"""Stands for a draft that the runner will propose itself when the step runs."""
+
 
 class NewRequestData(msgspec.Struct, kw_only=True):
     """A request the runner sees for the first time, or again after a preemption: everything it needs."""

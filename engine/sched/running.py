@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.request import NEVER, Request, State
 from schedtop.engine.sched.plan import Blocked, StepPlan
+from schedtop.engine.sched.planning import plan_media
 from schedtop.engine.sched.victim import choose_victim
 from schedtop.engine.snapshot import FinishReason, WaitReason
 
@@ -88,7 +89,7 @@ def take_extras(sched: "Scheduler", plan: StepPlan, request: Request, num_new: i
     if request.spec_token_ids:
         take_drafts(plan, request, num_new)
     if request.media:
-        sched.plan_media(plan, request, request.num_computed_tokens, num_new)
+        plan_media(sched, plan, request, request.num_computed_tokens, num_new)
 
 
 def take_drafts(plan: StepPlan, request: Request, num_new: int) -> None:

@@ -21,7 +21,8 @@ from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request, State
 from schedtop.engine.sched.compose import compose_output
 from schedtop.engine.sched.output import ModelRunnerOutput
-from schedtop.engine.sched.plan import Blocked, StepPlan, num_attended
+from schedtop.engine.sched.plan import StepPlan
+from schedtop.engine.sched.planning import add_placeholders, limiting_cause, new_plan, note_stop, withdraw
 from schedtop.engine.sched.queue import POLICIES, QueueKey, RequestQueue
 from schedtop.engine.sched.running import schedule_running
 from schedtop.engine.sched.stats import KnobChanges, SchedulerStats
@@ -33,25 +34,12 @@ from schedtop.engine.sched.waiting import admit_waiting
 from schedtop.engine.snapshot import (
     EventKind,
     FinishReason,
-    LimitedBy,
     PauseState,
     Preemption,
     WaitReason,
 )
 
 UNLIMITED = 1 << 60
-UNKNOWN_DRAFT = -1
-"""Stands for a draft that the runner will propose itself when the step runs."""
-
-_LIMITS = {
-    WaitReason.BUDGET: LimitedBy.BUDGET,
-    WaitReason.WHOLE_PROMPT: LimitedBy.BUDGET,
-    WaitReason.SEQUENCE_CAP: LimitedBy.SEQUENCES,
-    WaitReason.KV_BLOCKS: LimitedBy.BLOCKS,
-    WaitReason.PREEMPTION: LimitedBy.BLOCKS,
-    WaitReason.ENCODER: LimitedBy.ENCODER,
-    WaitReason.PAUSED: LimitedBy.PAUSED,
-}
 
 
 class Scheduler:
@@ -121,17 +109,17 @@ class Scheduler:
         """Plan the next step: pass 1, then pass 2 unless somebody was preempted or nobody is to be admitted."""
         self.step += 1
         self.kv.step = self.step
-        plan = self._new_plan()
+        plan = new_plan(self)
         self.encoder.begin_step()
         if self.pause_state is not PauseState.PAUSED_ALL:
             schedule_running(self, plan)
             if plan.preempted:
-                self._note_stop(plan, WaitReason.PREEMPTION)
+                note_stop(plan, WaitReason.PREEMPTION)
             else:
                 admit_waiting(self, plan)
-        plan.limited_by = self._limiting_cause(plan)
+        plan.limited_by = limiting_cause(self, plan)
         if plan.is_async:
-            self._add_placeholders(plan)
+            add_placeholders(self, plan)
         plan.output = compose_output(self, plan)
         self.stats.count_plan(plan)
         self.in_flight.append(plan)
@@ -147,67 +135,6 @@ class Scheduler:
         take_transfers(self, result)
         self.kv.settle(plan.step)
         return outputs
-
-    def _new_plan(self) -> StepPlan:
-        budget = 0 if self.pause_state is PauseState.PAUSED_ALL else self.knobs.max_num_batched_tokens
-        return StepPlan(
-            step=self.step,
-            budget=budget,
-            initial_budget=budget,
-            threshold=self._threshold(),
-            is_async=self.knobs.async_scheduling,
-            started_at=self.clock(),
-        )
-
-    def _threshold(self) -> int:
-        """Most tokens for one request: off for a lone request; adaptive floors it at an equal share of the buffer.
-
-        Adaptive alone does nothing: with no threshold there is nothing to floor.
-        """
-        knobs = self.knobs
-        threshold = knobs.long_prefill_token_threshold
-        num_eligible = len(self.running) + self.num_waiting
-        if num_eligible <= 1 or not threshold:
-            return 0
-        if knobs.long_prefill_token_threshold_adaptive:
-            threshold = max(threshold, self.config.max_num_batched_tokens // num_eligible)
-        return threshold
-
-    def _add_placeholders(self, plan: StepPlan) -> None:
-        """Count the tokens this step will sample as there already, so that the next step can be planned over them.
-
-        With drafts on, the next step's drafts aren't known either: the runner fills in what it proposes.
-        """
-        num_next_drafts = self.knobs.num_speculative_tokens
-        if not num_next_drafts and not plan.spec_token_ids:
-            for request in plan.requests:
-                if request.num_computed_tokens == len(request.token_ids) + request.num_output_placeholders:
-                    request.num_output_placeholders += 1
-            return
-        for request in plan.requests:
-            num_drafts = len(plan.spec_token_ids.get(request.request_id, ()))
-            known = len(request.token_ids) + request.num_output_placeholders + num_drafts
-            if request.num_computed_tokens == known:
-                request.num_output_placeholders += 1 + num_drafts
-                request.spec_token_ids = [UNKNOWN_DRAFT] * num_next_drafts
-
-    def _note_stop(self, plan: StepPlan, reason: WaitReason) -> None:
-        if plan.blocked is None or plan.blocked.request is None:
-            plan.blocked = Blocked(reason)
-
-    def _limiting_cause(self, plan: StepPlan) -> LimitedBy:
-        """What kept this step from doing more; computed from what stopped the passes, never guessed."""
-        if self.pause_state is PauseState.PAUSED_ALL:
-            return LimitedBy.PAUSED
-        if plan.blocked is not None:
-            return _LIMITS[plan.blocked.reason]
-        if plan.budget <= 0 and any(
-            request.num_computed_tokens < len(request.token_ids) for request in reversed(self.running)
-        ):
-            return LimitedBy.BUDGET
-        if self.num_waiting and not self.admits_new:
-            return LimitedBy.PAUSED
-        return LimitedBy.COMPUTE if plan.requests else LimitedBy.NOTHING_WAITING
 
     # ---- requests come and go -------------------------------------------------------------------------------
 
@@ -285,7 +212,7 @@ class Scheduler:
         until then it can't be admitted again.
         """
         if plan is not None:
-            self._withdraw(victim, plan)
+            withdraw(self, victim, plan)
         num_lost, free_before = victim.num_computed_tokens, self.kv.pool.num_free
         num_blocks = self.free(victim)
         victim.num_computed_tokens = victim.num_external_tokens = 0
@@ -320,12 +247,6 @@ class Scheduler:
             self.preempted_ids.append(victim.request_id)
         self.stats.count_preemption(record)
         self.emit(EventKind.PREEMPTED, victim, preemption=record)
-
-    def plan_media(self, plan: StepPlan, request: Request, start: int, num_tokens: int) -> None:
-        """A share that reaches media was planned: reserve them, and have the new ones encoded in this step."""
-        fresh = self.encoder.commit(request, start, num_tokens)
-        if fresh:
-            plan.encoder_inputs[request.request_id] = fresh
 
     def has_result_to_come(self, request: Request) -> bool:
         """Whether a step in flight computes for this request and its result won't be dropped."""
@@ -373,18 +294,6 @@ class Scheduler:
                 self.preempt(request)
                 self.drop_in_flight(request)
         self.kv.settle(plan.step)
-
-    def _withdraw(self, victim: Request, plan: StepPlan) -> None:
-        num_tokens = plan.take_back(victim)
-        if not num_tokens:
-            return
-        for reader, item in self.encoder.withdraw(victim, plan.encoder_inputs.pop(victim.request_id, [])):
-            plan.encoder_inputs.setdefault(reader, []).append(item)
-        plan.num_context_tokens -= num_attended(victim.num_computed_tokens, num_tokens)
-        if victim.num_tokens + victim.num_output_placeholders == victim.num_computed_tokens + 1:
-            plan.num_decode_tokens -= 1
-        if self.config.unhashes_withdrawn:
-            self.kv.unhash_from(victim, victim.num_computed_tokens)
 
     def free(self, request: Request) -> int:
         """Give a request's blocks and encoder entries back; returns the number of blocks."""
@@ -532,16 +441,6 @@ class Scheduler:
         if self.running:
             return True
         return bool(self.waiting) if self.admits_new else bool(self.preempted_waiting())
-
-    def final_length(self, request: Request) -> int:
-        """Tokens of context when a request ends by length."""
-        return request.max_total_tokens - 1
-
-    def num_blocks_promised(self) -> int:
-        """Blocks that the running requests will still need if each runs to its full length."""
-        return sum(
-            max(0, self.kv.blocks_for(self.final_length(request)) - len(request.blocks)) for request in self.running
-        )
 
     def emit(
         self,

@@ -13,6 +13,7 @@ from schedtop.engine.knobs import AdmissionRule, SchedulingPolicy
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.request import Request
 from schedtop.engine.sched.plan import Admission, Blocked, StepPlan
+from schedtop.engine.sched.planning import plan_media
 from schedtop.engine.sched.running import end_outgrown
 from schedtop.engine.sched.transfers import reclaim_loaded
 from schedtop.engine.snapshot import WaitReason
@@ -154,15 +155,21 @@ def lacks_blocks(sched: "Scheduler", request: Request, end: int, hits: list[KVCa
     if sched.running:
         free -= kv.watermark_blocks
     if knobs.reserve_output or 0 < knobs.max_preemptions <= request.num_preemptions:
-        final = min(sched.final_length(request), kv.capacity * kv.block_size)  # alone it may try its luck
+        final = min(request.final_length, kv.capacity * kv.block_size)  # alone it may try its luck
         needed = max(needed, kv.num_blocks_missing(request, final, hits))
-        free -= sched.num_blocks_promised()
+        free -= num_blocks_promised(sched)
     never_fits = sched.config.ends_outgrown and kv.blocks_for(len(request.token_ids)) > kv.capacity
     if needed > free and not sched.running:
         free += reclaim_loaded(sched, request, needed - free)
     if needed > free or never_fits:
         return Blocked(WaitReason.KV_BLOCKS, request, needed, max(free, 0))
     return None
+
+
+def num_blocks_promised(sched: "Scheduler") -> int:
+    """Blocks that the running requests will still need if each runs to its full length."""
+    blocks_for = sched.kv.blocks_for
+    return sum(max(0, blocks_for(request.final_length) - len(request.blocks)) for request in sched.running)
 
 
 def admit(
@@ -191,7 +198,7 @@ def admit(
     plan.admissions.append(Admission(request, request.was_admitted, num_hit_tokens))
     plan.give(request, end - num_hit_tokens, [])
     if request.media:
-        sched.plan_media(plan, request, num_hit_tokens, end - num_hit_tokens)
+        plan_media(sched, plan, request, num_hit_tokens, end - num_hit_tokens)
     if num_padding:
         plan.spec_token_ids[request.request_id] = [-1] * num_padding
         plan.num_draft_tokens += num_padding

@@ -16,10 +16,10 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import Knobs, SchedulingPolicy
 from schedtop.engine.request import Request, State
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.sched.output import ModelRunnerOutput
+from schedtop.engine.sched.output import UNKNOWN_DRAFT, ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.queue import POLICIES
-from schedtop.engine.sched.scheduler import UNKNOWN_DRAFT, Scheduler
+from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.snapshot import FinishReason, PauseState
 
 EOS = 50000

@@ -18,7 +18,7 @@ from schedtop.engine.sim.simulate import Arrival, KnobsAt
 from schedtop.engine.sim.step_model import StepModel
 
 
-class BadScenario(SchedtopError):  # noqa: N818
+class BadScenario(SchedtopError):
     """A scenario file that can't be used; the message names the file and what is wrong in it."""
 
     code = "bad_scenario"

@@ -159,7 +159,7 @@ class StepModelFit:
                 row[j] = _FORGET * row[j] + weight * x[i] * x[j]
 
     def _solve(self) -> None:
-        """Least squares with no coefficient below zero, for no work makes a step shorter: the worst is dropped in turn."""
+        """Least squares with no coefficient below zero, since no work makes a step shorter; the worst goes in turn."""
         kept = [0, 1, 2, 3]
         while True:
             solution = self._solve_for(kept)

@@ -240,7 +240,7 @@ class EngineMachine(RuleBasedStateMachine):
             free = kv.num_free + sum(block.ref_cnt == 1 for block in loaded)
             needed = kv.blocks_for(head.num_tokens)
             if knobs.reserve_output or 0 < knobs.max_preemptions <= head.num_preemptions:
-                needed = max(needed, min(kv.blocks_for(sched.final_length(head)), kv.capacity))
+                needed = max(needed, min(kv.blocks_for(head.final_length), kv.capacity))
             assert is_too_long or needed > free, f"{head} could run"
 
     @invariant()
