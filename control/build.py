@@ -7,7 +7,9 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from schedtop import __version__
 from schedtop.control.messages import EngineInfo
@@ -16,10 +18,15 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.knobs import initial_knobs
+from schedtop.engine.perf import ModelShape
 from schedtop.engine.runner.base import ModelRunner
 from schedtop.engine.sched.interface import load_scheduler
 from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.structured.backend import GrammarBackend
+
+if TYPE_CHECKING:
+    from schedtop.engine.runner.models.config import ModelConfig
+    from schedtop.engine.runner.placement import RunnerInfo
 
 DEFAULT_KV_MEMORY = "512MiB"
 """KV cache of a model when neither blocks nor memory are given."""
@@ -37,6 +44,7 @@ class _Parts(NamedTuple):
     eos_token_ids: tuple[int, ...] = ()
     vocab_size: int | None = None
     grammars: GrammarBackend | None = None
+    shape: ModelShape | None = None
 
 
 def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
@@ -70,6 +78,7 @@ def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
         started_wall=time.time(),
         eos_token_ids=list(parts.eos_token_ids),
         model_path=parts.model_path,
+        shape=parts.shape,
     )
     return core, info
 
@@ -144,4 +153,22 @@ def _real(settings: ServeSettings) -> _Parts:
     info = runner.info
     grammars = backend_for(str(path), info.vocab_size, info.eos_token_ids)
     backend = f"{info.device}, {info.dtype}, attention {info.backend}"
-    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size, grammars)
+    shape = _shape(checkpoint.config, info, settings.block_size)
+    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size, grammars, shape)
+
+
+def _shape(model: "ModelConfig", info: "RunnerInfo", block_size: int) -> ModelShape:
+    """The model's sizes for the arithmetic of a step, bytes as they are stored."""
+    shape = ModelShape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_size=model.head_size,
+        vocab_size=model.vocab_size,
+        weight_bytes=max(1, round(info.weight_bytes / info.num_parameters)),
+        kv_bytes=1,
+        block_size=block_size,
+    )
+    return msgspec.structs.replace(shape, kv_bytes=info.bytes_per_block // (shape.kv_bytes_per_token * block_size))

@@ -11,6 +11,7 @@ import msgspec
 
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.outputs import Touched
+from schedtop.engine.perf import ModelShape
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import EngineEvent, FinishReason, Snapshot, StepRecord, Viewport
 
@@ -268,6 +269,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     model_path: str = ""
     """Where the gateway finds tokenizer and chat template."""
+    shape: ModelShape | None = None
+    """Sizes of the model, for the arithmetic of `engine.perf`; None where there is no model or it isn't known."""
 
 
 class Welcome(_FromServer):

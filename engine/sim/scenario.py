@@ -14,6 +14,7 @@ import msgspec
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import Knobs, KnobValue, change_knobs, initial_knobs, knob_table
+from schedtop.engine.profiles import PROFILES, Profile
 from schedtop.engine.sim.simulate import Arrival, KnobsAt
 from schedtop.engine.sim.step_model import StepModel
 
@@ -95,6 +96,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     description: str
     step_time: StepTime
     load: list[Load]
+    profile: str = "vllm"
+    """Which of `engine.profiles` the settings below start from."""
     engine: dict[str, Any] = {}
     """Fields of `EngineConfig`; `max_model_len = 0` means no limit."""
     knobs: dict[str, KnobValue] = {}
@@ -105,7 +108,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def config(self) -> EngineConfig:
         """The engine's sizes. Raises `BadScenario`."""
-        fields = dict(self.engine)
+        fields = {**self._profile().config, **self.engine}
         if fields.get("max_model_len") == 0:
             fields["max_model_len"] = None
         try:
@@ -116,7 +119,14 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def start_knobs(self, overrides: dict[str, KnobValue] | None = None) -> Knobs:
         """The live settings at the start. Raises `KnobRefused`."""
         config = self.config()
-        return change_knobs(initial_knobs(config), {**self.knobs, **(overrides or {})}, knob_table(config))
+        return change_knobs(
+            initial_knobs(config), {**self._profile().knobs, **self.knobs, **(overrides or {})}, knob_table(config)
+        )
+
+    def _profile(self) -> Profile:
+        if self.profile not in PROFILES:
+            raise BadScenario(f"scenario {self.name!r}: no profile {self.profile!r}; there are {', '.join(PROFILES)}")
+        return PROFILES[self.profile]
 
     def knob_changes(self) -> list[KnobsAt]:
         """Changes in order of time."""

@@ -13,12 +13,14 @@ import msgspec
 from schedtop.cli.engine import DURATION, connect_option, json_option, say_json, table, talk
 from schedtop.cli.values import KNOB_ASSIGNMENT
 from schedtop.control.client import Client
-from schedtop.control.messages import Ack, GetState, GetStepModel
+from schedtop.control.messages import Ack, GetSnapshot, GetState, GetStepModel, SnapshotReply
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import KnobValue
+from schedtop.engine.perf import PerfStats, perf_stats
 from schedtop.engine.sim.forecast import Forecast, Outlook, Range, forecast
 from schedtop.engine.sim.state import EngineState
 from schedtop.engine.sim.step_model import FittedModel
+from schedtop.engine.snapshot import Viewport
 
 _NICE = 10
 
@@ -28,10 +30,10 @@ _NICE = 10
 @json_option
 @click.option("--budget-for", type=DURATION, metavar="DURATION", help="Also the token budget for steps this long.")
 def model(connect: str | None, as_json: bool, budget_for: float | None) -> None:
-    """Show the step-time model, fitted from live steps."""
-    fitted = talk(connect, read_model, read_only=True)
+    """Show the step-time model, fitted from live steps, and the rates of the last step."""
+    fitted, perf = talk(connect, _read_model_and_perf, read_only=True)
     if as_json:
-        say_json(fitted)
+        say_json({"fitted": fitted, "last_step": perf})
         return
     coefficients = fitted.model
     click.echo(
@@ -45,6 +47,12 @@ def model(connect: str | None, as_json: bool, budget_for: float | None) -> None:
     spans = (fitted.sequences_seen, fitted.prefill_tokens_seen, fitted.context_tokens_seen)
     sequences, prefill, context = (f"{low}-{high}" for low, high in spans)
     click.echo(f"seen: {sequences} sequences, {prefill} prefill tokens, {context} context tokens")
+    if perf is not None:
+        click.echo(
+            f"last step: {perf.forward_s * 1e3:.1f} ms forward, {perf.schedule_s * 1e3:.2f} ms planning, "
+            f"{perf.update_s * 1e3:.2f} ms taking the result; {perf.gflops_per_s:.1f} GFLOP/s, "
+            f"{perf.gbytes_per_s:.1f} GB/s by model arithmetic"
+        )
     if budget_for is not None:
         click.echo(f"budget for {budget_for * 1e3:g} ms: {_budget(fitted, budget_for)}")
 
@@ -94,6 +102,14 @@ async def read_state(client: Client) -> EngineState:
     ack = await client.request(GetState())
     assert isinstance(ack, Ack)
     return msgspec.convert(ack.data["state"], EngineState)
+
+
+async def _read_model_and_perf(client: Client) -> tuple[FittedModel, PerfStats | None]:
+    fitted, shape = await read_model(client), client.welcome.info.shape
+    reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
+    assert isinstance(reply, SnapshotReply)
+    last_step = reply.update.snapshot.last_step
+    return fitted, perf_stats(shape, last_step) if shape and last_step else None
 
 
 async def _read_both(client: Client) -> tuple[EngineState, FittedModel]:
