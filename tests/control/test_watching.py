@@ -367,6 +367,6 @@ async def test_every_message_carries_its_step_and_both_times(serve, make_request
         message = await asyncio.to_thread(client.read)
         assert message.mono >= before
         assert message.wall > 1e9
-        if message.step >= 0:
+        if message.step >= 0 or isinstance(message, Ack | ErrorReply):  # these may leave before the first step
             missing.discard(type(message))
         before = message.mono
