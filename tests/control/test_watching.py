@@ -360,7 +360,7 @@ async def test_watchers_make_no_call_in_the_engine_thread_while_steps_run(serve,
 
 async def test_every_message_carries_its_step_and_both_times(serve, make_request, raw):
     engine = serve()
-    client = raw(engine, Subscribe(interval_s=0.02), make_request("r1", 16, 5), make_request("r1", 16, 5), Pause())
+    client = raw(engine, Subscribe(interval_s=0.02), make_request("r1", 16, 5), make_request("no prompt", 0))
     missing = {Ack, ErrorReply, SnapshotUpdate, EventBatch, TokenBatch}
     before = 0.0
     while missing:
