@@ -34,6 +34,8 @@ from schedtop.engine.snapshot import LimitedBy, PauseState, Preemption
 logger = logging.getLogger("schedtop.vllm")
 
 NUM_RECORDS = 4096
+GOODBYE_S = 3.0
+"""How long vLLM's shutdown waits for the control server to say goodbye."""
 
 
 class SchedtopScheduler(AsyncScheduler):
@@ -310,7 +312,11 @@ class SchedtopScheduler(AsyncScheduler):
 
     def shutdown(self) -> None:
         """Close the control socket, then vLLM's own."""
-        if self._server is not None:
-            self._server.stop(reason="vLLM is shutting down")
-            self._server = None
+        server, self._server = self._server, None
+        if server is not None and self._engine is not None:
+            server.begin_stop(0.0, reason="vLLM is shutting down")
+            deadline = time.monotonic() + GOODBYE_S
+            # The server ends by way of a boundary, and this is the thread that has them.
+            while not server.ended.wait(0.005) and time.monotonic() < deadline:
+                self._engine.boundary()
         super().shutdown()

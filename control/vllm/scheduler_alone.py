@@ -140,8 +140,8 @@ def make_config(settings: Json) -> Any:
     return config
 
 
-def make_scheduler(settings: Json, log_stats: bool = False) -> Any:
-    """vLLM's Scheduler (AsyncScheduler with `async_scheduling`) for complete settings."""
+def make_scheduler(settings: Json, log_stats: bool = False, scheduler_class: Any = None) -> Any:
+    """vLLM's Scheduler (AsyncScheduler with `async_scheduling`), or the class given, for complete settings."""
     config = make_config(settings)
     from vllm.utils.hashing import sha256
     from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
@@ -154,8 +154,8 @@ def make_scheduler(settings: Json, log_stats: bool = False) -> Any:
     init_none_hash(sha256)
     dtype = STR_DTYPE_TO_TORCH_DTYPE["float32"]
     spec = FullAttentionSpec(block_size=settings["block_size"], num_kv_heads=1, head_size=1, dtype=dtype)
-    scheduler_class = AsyncScheduler if settings["async_scheduling"] else Scheduler
-    return scheduler_class(
+    own_class = AsyncScheduler if settings["async_scheduling"] else Scheduler
+    return (scheduler_class or own_class)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(settings["num_blocks"], [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
@@ -194,9 +194,9 @@ def make_request(
 class TimedScheduler:
     """vLLM's scheduler under a workload, settled. The counterpart of `OurScheduler`, with the same requests."""
 
-    def __init__(self, workload: Json, sizes: Json) -> None:
+    def __init__(self, workload: Json, sizes: Json, scheduler_class: Any = None) -> None:
         self.workload, self.sizes = workload, sizes
-        self.sched = make_scheduler({**DEFAULTS, **sizes["settings"]}, log_stats=True)
+        self.sched = make_scheduler({**DEFAULTS, **sizes["settings"]}, log_stats=True, scheduler_class=scheduler_class)
         self.depth = 2 if workload["is_async"] else 1
         self.in_flight: deque[Any] = deque()
         self.num_made = 0
