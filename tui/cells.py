@@ -58,6 +58,18 @@ def cut(text: str, width: int, right: bool = False) -> str:
     return " " * (width - length) + text if right else text + " " * (width - length)
 
 
+def cut_id(text: str, width: int) -> str:
+    """An id in exactly `width` cells: a long one loses its middle, for ids differ at their ends.
+
+    >>> cut_id("chatcmpl-7f3a-12", 10), cut_id("r1", 4), cut_id("日本語", 4)
+    ('chat…3a-12', 'r1  ', '日… ')
+    """
+    if cell_len(text) <= width or width < 5 or cell_len(text) != len(text):
+        return cut(text, width)
+    tail = width // 2
+    return text[: width - 1 - tail] + "…" + text[-tail:]
+
+
 def width_of(line: Iterable[Span]) -> int:
     """Cells that a line takes."""
     total = 0

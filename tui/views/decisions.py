@@ -1,7 +1,7 @@
 """The decision log: who was preempted, for whom, and what it cost; the newest on top. Pure."""
 
 from schedtop.engine.snapshot import Preemption
-from schedtop.tui.cells import Line, Span, clean, cut, fit
+from schedtop.tui.cells import Line, Span, clean, cut_id, fit
 from schedtop.tui.format import age, count, rate
 from schedtop.tui.state import Scene, rates
 from schedtop.tui.views.frame import Body
@@ -50,9 +50,9 @@ def _row(scene: Scene, preemption: Preemption, width: int) -> Line:
         [
             (f"{preemption.step:>7} ", "dim"),
             (f"{ago:>6} ", "dim"),
-            (cut(clean(preemption.victim), ids), "preempted"),
+            (cut_id(clean(preemption.victim), ids), "preempted"),
             (" ← ", "dim"),
-            (cut(cause, ids), "running"),
+            (cut_id(cause, ids), "running"),
             (f" {count(preemption.num_lost_tokens):>5}", "strong"),
             (f" {count(preemption.num_blocks_freed):>4}", "text"),
             (f" {free:>9}" if width >= _WITH_FREE else "", "dim"),

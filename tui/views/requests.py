@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedtop.engine.snapshot import RequestRow, RequestStatus, Snapshot, WaitReason
-from schedtop.tui.cells import Line, Span, clean, cut, fit
+from schedtop.tui.cells import Line, Span, clean, cut, cut_id, fit
 from schedtop.tui.format import UNKNOWN, age, count, duration, percent
 from schedtop.tui.state import Scene
 from schedtop.tui.table import HEAD_ROWS, selected, windows
@@ -146,7 +146,8 @@ def _row(scene: Scene, row: RequestRow, now: float, columns: list[Column], id_wi
     for column in columns:
         size = id_width if column is COLUMNS[0] else column.width
         text, role = column.cell(row, now)
-        spans.append((cut(text, size, column.right), role))
+        fitted = cut_id(text, size) if column is COLUMNS[0] else cut(text, size, column.right)
+        spans.append((fitted, role))
         spans.append((" ", "text"))
     return fit([*spans, DOING.cell(row, now)], width)
 
