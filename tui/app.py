@@ -17,6 +17,7 @@ from textual.theme import BUILTIN_THEMES, Theme
 from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
 from schedtop.engine.snapshot import StepRecord, Viewport
 from schedtop.tui import ending
+from schedtop.tui.foresight import Forecaster, forecast_apart
 from schedtop.tui.keys import BY_ID, KEYS
 from schedtop.tui.link import Link, Refusal
 from schedtop.tui.screens.dialog import Dialog
@@ -48,6 +49,7 @@ class Options:
     tick_s: float | None = 0.5
     interval_s: float = INTERVAL_S
     picture_folder: Path = Path()
+    forecaster: Forecaster = forecast_apart
     notes: Sequence[str] = ()
     """Faults found in config or themes, to be told on screen."""
 

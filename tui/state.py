@@ -9,6 +9,7 @@ from itertools import groupby, takewhile
 from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.snapshot import EngineEvent, Snapshot, StepRecord
+from schedtop.tui.foresight import Prospect
 
 SAMPLES_KEPT = 1200
 EVENTS_KEPT = 500
@@ -265,6 +266,8 @@ class Ui:
     entry: str = ""
     """A value being typed for the selected knob."""
     staged: Mapping[str, KnobValue] = field(default_factory=dict)
+    prospect: Prospect | None = None
+    """What is foreseen of the staged values."""
     log_offset: int = 0
     is_frozen: bool = False
     is_read_only: bool = False

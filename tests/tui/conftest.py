@@ -72,6 +72,7 @@ class EngineLink:
         self.core, self.clock = core, clock
         self.read_only = read_only
         self.boot_id = "boot-1"
+        self.capabilities = list(CAPABILITIES)
         self.viewport = Viewport()
         self.commands: list[AnyCommand] = []
         self.pending: PendingChange | None = None
@@ -103,8 +104,9 @@ class EngineLink:
             num_usable_blocks=config.num_usable_blocks, backend="simulated",
         )  # fmt: skip
         return Welcome(
-            protocol=1, info=info, knobs=list(self.core.knob_table), capabilities=CAPABILITIES, read_only=self.read_only
-        )
+            protocol=1, info=info, knobs=list(self.core.knob_table), capabilities=self.capabilities,
+            read_only=self.read_only,
+        )  # fmt: skip
 
     def lose(self, reason: str = "the socket was closed") -> None:
         self._post(LinkDown(self.target, reason, 1.0))

@@ -7,6 +7,7 @@ from schedtop.engine.knobs import KnobValue
 from schedtop.engine.snapshot import PauseState, RequestStatus
 from schedtop.tui import staging
 from schedtop.tui.advisor import find
+from schedtop.tui.foresight import NoForecast, Prospect
 from schedtop.tui.hands import Operator, named
 from schedtop.tui.screens.watching import WatchScreen
 from schedtop.tui.state import Action, Outcome, Ui
@@ -18,6 +19,39 @@ class MainScreen(WatchScreen):
     def __init__(self, ui: Ui, is_ascii: bool = False) -> None:
         super().__init__(ui, is_ascii)
         self.operator = Operator(lambda: self.owner.link, self.report)
+
+    # ---- foreseeing -----------------------------------------------------------------------------------------
+
+    def change(self, ui: Ui) -> None:
+        """Take a new `ui`; values newly staged are looked ahead with, at the side."""
+        if ui.staged and (ui.prospect is None or ui.prospect.changes != ui.staged):
+            ui = replace(ui, prospect=self._begin_forecast(dict(ui.staged)))
+        elif not ui.staged and ui.prospect is not None:
+            self.workers.cancel_group(self, "forecast")
+            ui = replace(ui, prospect=None)
+        super().change(ui)
+
+    def _begin_forecast(self, staged: dict[str, KnobValue]) -> Prospect:
+        self.workers.cancel_group(self, "forecast")
+        if why := self._why_no_forecast(staged):
+            return Prospect(changes=staged, reason=why)
+        self.run_worker(self._foresee(self.owner.current, staged), group="forecast")
+        return Prospect(changes=staged)
+
+    def _why_no_forecast(self, staged: dict[str, KnobValue]) -> str:
+        view = self.owner.view
+        if not (view.can("GetState") and view.can("GetStepModel")):
+            return "not exported by this engine"
+        wrong = [spec.name for spec in view.specs if spec.name in staged and staging.problem(spec, staged[spec.name])]
+        return f"{wrong[0]} would be refused" if wrong else ""
+
+    async def _foresee(self, target: str, staged: dict[str, KnobValue]) -> None:
+        try:
+            found = Prospect(changes=staged, forecast=await self.owner.options.forecaster(target, staged))
+        except (NoForecast, OSError) as fault:
+            found = Prospect(changes=staged, reason=str(fault))
+        if target == self.owner.current and self.ui.staged == staged:
+            self.change(replace(self.ui, prospect=found))
 
     # ---- acting ---------------------------------------------------------------------------------------------
 

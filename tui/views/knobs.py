@@ -5,8 +5,9 @@ A staged value is drawn as a wish beside the live one; only what the engine publ
 
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.snapshot import EventKind
-from schedtop.tui.cells import Line, Span, cut, fit, wrap
-from schedtop.tui.format import age, count, value_text
+from schedtop.tui.cells import Line, Span, clean, cut, fit, wrap
+from schedtop.tui.foresight import Outlook, Prospect, Range
+from schedtop.tui.format import UNKNOWN, age, count, duration, value_text
 from schedtop.tui.staging import problem, range_text
 from schedtop.tui.state import Scene
 from schedtop.tui.views.frame import Body
@@ -21,7 +22,7 @@ def knobs(scene: Scene, width: int, height: int) -> Body:
     snapshot = scene.view.snapshot
     if not specs or snapshot is None:
         return Body([])
-    notes = note_lines(scene, specs[scene.ui.knob % len(specs)], width)
+    notes = note_lines(scene, specs[scene.ui.knob % len(specs)], width, is_short=height < 14)
     rows = height - len(notes) if height >= len(notes) + 3 else height
     first = first_shown(scene.ui.knob % len(specs), len(specs), rows)
     lines: list[Line] = []
@@ -89,16 +90,60 @@ def _value(scene: Scene, spec: KnobSpec, live: KnobValue | None) -> list[Span]:
     return [old, (" → ", "dim"), (value_text(new), "bad" if problem(spec, new) else "staged")]
 
 
-def note_lines(scene: Scene, spec: KnobSpec, width: int) -> list[Line]:
-    """What the selected knob does, its range, and what can be done; one line unless the panel has the focus."""
+def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False) -> list[Line]:
+    """What the selected knob does, its range, what is foreseen and what can be done.
+
+    One line unless the panel has the focus; where it `is_short`, a forecast takes the place of the description.
+    """
     if scene.ui.focus != "knobs" and not scene.ui.staged:
         return [fit(_hint(scene, spec), width)]
-    words = wrap(spec.summary, width)[:2]
+    foreseen = prospect_lines(scene.ui.prospect, width) if scene.ui.prospect and scene.ui.staged else []
+    words = [] if is_short and len(foreseen) > 1 else wrap(spec.summary, width)[: 1 if is_short and foreseen else 2]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]
     lines.append(_range_line(scene, spec))
+    lines += foreseen
     lines.append(_hint(scene, spec))
     return [fit(line, width) for line in lines]
+
+
+def prospect_lines(prospect: Prospect, width: int) -> list[Line]:
+    """The forecast: a line per measure with its range, then what it rests on; or why there is none."""
+    foreseen = prospect.forecast
+    if foreseen is None:
+        words = f"no forecast: {prospect.reason}" if prospect.reason else "no forecast yet: looking ahead …"
+        return [((cut(clean(words), width), "dim"),)]
+    lines = [_measure_line(name, foreseen.now, foreseen.then, width) for name in _MEASURES]
+    basis = f"next {foreseen.horizon_s:g} s, {foreseen.num_draws} draws"
+    notes = "".join(f" · {clean(warning)}" for warning in foreseen.warnings)
+    return [*lines, ((cut(basis + notes, width), "warn" if notes else "dim"),)]
+
+
+_MEASURES = {"TTFT p95": "ttft_p95_s", "ITL p99": "itl_p99_s", "preempted": "preemptions"}
+
+
+def _measure_line(label: str, now: Outlook, then: Outlook, width: int) -> Line:
+    before, after = (getattr(outlook, _MEASURES[label]) for outlook in (now, then))
+    is_time = label != "preempted"
+    role = "text"
+    if before is not None and after is not None and not before.low <= after.mid <= before.high:
+        role = "good" if after.mid < before.mid else "warn"
+    return fit(
+        [(f"{label:<9}", "dim"), (f"{_amount(before, is_time):>7}", "text"), (" → ", "dim"),
+         (f"{_amount(after, is_time):>7}", role), (_spread(after, is_time), "dim")],
+        width,
+    )  # fmt: skip
+
+
+def _amount(value: Range | None, is_time: bool) -> str:
+    return UNKNOWN if value is None else duration(value.mid) if is_time else count(value.mid)
+
+
+def _spread(value: Range | None, is_time: bool) -> str:
+    if value is None or value.low == value.high:
+        return ""
+    low, high = (duration(end) if is_time else count(end) for end in (value.low, value.high))
+    return f" ({low} to {high})"
 
 
 def _range_line(scene: Scene, spec: KnobSpec) -> Line:
