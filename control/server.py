@@ -36,8 +36,9 @@ from schedtop.control.messages import (
     TokenOutput,
     Welcome,
 )
+from schedtop.control.open_files import ConnectionLimit, connection_limit
 from schedtop.control.operations import add_request, check_priority
-from schedtop.control.unix_socket import ListeningSocket, open_socket
+from schedtop.control.unix_socket import BACKLOG, ListeningSocket, open_socket
 from schedtop.control.watchers import Engine, Watchers
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import SchedtopError
@@ -49,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.0009
 """Between looks at the outbox while steps run."""
-MAX_CONNECTIONS = 128
-"""Clients connected at a time."""
+MAX_CONNECTIONS = 1024
+"""Clients connected at a time, as far as the system allows so many open files."""
 FLUSH_S = 1.0
 """How long closing connections may take to deliver their last messages."""
 CAPABILITIES = sorted(kind.__name__ for kind in get_args(AnyCommand))
@@ -80,11 +81,14 @@ class ControlServer:
         self._audit = audit
         self._capabilities = CAPABILITIES if capabilities is None else capabilities
         self._connections: set[Connection] = set()
+        self._with_tokens: set[Connection] = set()
+        """Those for which tokens wait: a poll costs nothing for the others."""
         self._owners: dict[str, Connection] = {}
         """Live request -> the connection that submitted it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_shutting_down = False
         self._is_stopping = False
+        self._limit: ConnectionLimit
         self._hurry: asyncio.Event
         self._all_gone: asyncio.Event
         self._bell: asyncio.Event
@@ -98,6 +102,7 @@ class ControlServer:
 
     def start(self, path: Path) -> None:
         """Bind `path` and serve in a thread of its own. Raises `SocketRefused`."""
+        self._limit = connection_limit(MAX_CONNECTIONS)
         self._socket = open_socket(path)
         is_up = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(is_up,), name="control", daemon=True)
@@ -128,9 +133,11 @@ class ControlServer:
         self._loop = asyncio.get_running_loop()
         self._bell, self._hurry, self._all_gone = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._commands = Commands(self.call, self._audit, self._info.boot_id, self._next_step)
-        self._watchers = Watchers(self._engine, self._connections, self._commands.book)
+        self._watchers = Watchers(self._engine, self._commands.book)
         self._engine.wake_watcher = self._wake_from_engine
-        listening = await self._loop.create_unix_server(partial(Connection, self), sock=self._socket.listener)
+        listening = await self._loop.create_unix_server(
+            partial(Connection, self), sock=self._socket.listener, backlog=BACKLOG
+        )
         is_up.set()
         try:
             await self._pump()
@@ -165,13 +172,18 @@ class ControlServer:
                 self._engine_died()
                 return
             now = time.monotonic()
-            for connection in list(self._connections):
-                connection.send_tokens()
+            self._send_tokens()
             self._watchers.deliver(now)
             if self._engine.is_idle and not self._engine.outbox:
                 await self._park(now)
             else:
                 await asyncio.sleep(POLL_S)
+
+    def _send_tokens(self) -> None:
+        for connection in list(self._with_tokens):
+            connection.send_tokens()
+            if not connection.tokens:
+                self._with_tokens.discard(connection)
 
     async def _park(self, now: float) -> None:
         """Sleep until the engine has something, a client wants something, or a snapshot is due."""
@@ -209,6 +221,7 @@ class ControlServer:
                     self._disown(output.request_id)
         for owner, tokens in by_owner.items():
             owner.add_tokens(outputs.step, tokens)
+            self._with_tokens.add(owner)
 
     # ---- connections (`connection.Host`) --------------------------------------------------------------------
 
@@ -234,9 +247,8 @@ class ControlServer:
         self._watchers.place_at_end(connection)
         if self._is_stopping:
             connection.close("the engine is shutting down")
-        elif len(self._connections) > MAX_CONNECTIONS:
-            message = f"{MAX_CONNECTIONS} clients are connected, which is the limit; close one and try again"
-            connection.refusal = NotAllowed(message)
+        elif len(self._connections) > self._limit.count:
+            connection.refusal = NotAllowed(f"{self._limit.text}; close one and try again")
 
     def ready(self) -> None:
         """A connection can be written to again."""
@@ -245,6 +257,8 @@ class ControlServer:
     def disconnected(self, connection: Connection) -> None:
         """A connection is gone, and with it the requests it submitted."""
         self._connections.discard(connection)
+        self._with_tokens.discard(connection)
+        self._watchers.forget(connection)
         if not self._connections:
             self._all_gone.set()
         request_ids = sorted(connection.request_ids)
@@ -379,10 +393,9 @@ class ControlServer:
 
     async def _flush_tokens(self) -> None:
         deadline = time.monotonic() + FLUSH_S
-        while any(connection.tokens for connection in self._connections) and time.monotonic() < deadline:
+        while self._with_tokens and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
-            for connection in self._connections:
-                connection.send_tokens()
+            self._send_tokens()
 
 
 def _token_output(output: RequestOutput) -> TokenOutput:

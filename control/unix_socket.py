@@ -14,7 +14,8 @@ from pathlib import Path
 from schedtop.control.discovery import check_path_length, is_live
 from schedtop.control.errors import SocketRefused
 
-_BACKLOG = 64
+BACKLOG = 1024
+"""Clients that may connect at once, before any of them is let in."""
 
 
 class ListeningSocket:
@@ -126,6 +127,6 @@ def _bind(path: Path) -> socket.socket:
         raise SocketRefused(f"the socket {path} can't be made: {error.strerror}") from None
     finally:
         os.umask(previous)
-    listener.listen(_BACKLOG)
+    listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener

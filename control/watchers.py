@@ -50,13 +50,13 @@ class Engine(Protocol):
 
 
 class Watchers:
-    """Serves the subscriptions among `connections`, a set that the server keeps."""
+    """Serves the connections that have subscribed."""
 
-    def __init__(self, engine: Engine, connections: set[Connection], book: ChangeBook) -> None:
+    def __init__(self, engine: Engine, book: ChangeBook) -> None:
         self.step = -1
         """The newest step heard of."""
         self._engine = engine
-        self._connections = connections
+        self._subscribers: set[Connection] = set()
         self._book = book
         self._steps = StepStream()
         self._events = EventStream()
@@ -91,24 +91,29 @@ class Watchers:
             limits = f"{MIN_INTERVAL_S} to {MAX_INTERVAL_S:g} seconds"
             raise BadCommand(f"interval_s={interval} is outside its range {limits}")
         connection.subscription = command
+        self._subscribers.add(connection)
         connection.next_snapshot_at = time.monotonic()
         connection.reply(Ack(id=number, applied_at_step=self.step + 1, did="subscribed"))
+
+    def forget(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self._subscribers.discard(connection)
 
     def announce_shutdown(self) -> None:
         """Have every watcher told, at once, that the engine is ending."""
         self._is_shutting_down = True
-        for connection in self._connections:
+        for connection in self._subscribers:
             connection.next_snapshot_at = 0.0
 
     def next_due(self) -> float | None:
         """When the next snapshot is wanted (mono seconds); None = not until something happens."""
-        return min((c.next_snapshot_at for c in self._connections if _wants_snapshot(c)), default=None)
+        return min((c.next_snapshot_at for c in self._subscribers if _wants_snapshot(c)), default=None)
 
     def deliver(self, now: float) -> None:
         """Send the events that are due, and ask the engine for the snapshots that are."""
         if self._engine.is_idle or now - self._events_sent_at >= EVENT_INTERVAL_S:
             self._events_sent_at = now
-            for connection in list(self._connections):
+            for connection in list(self._subscribers):
                 self._send_events(connection)
         self._ask_for_snapshots(now)
 
@@ -126,7 +131,7 @@ class Watchers:
 
     def _ask_for_snapshots(self, now: float) -> None:
         due: defaultdict[Viewport, list[Connection]] = defaultdict(list)
-        for connection in self._connections:
+        for connection in self._subscribers:
             if _wants_snapshot(connection) and connection.next_snapshot_at <= now:
                 assert connection.subscription is not None and connection.subscription.interval_s is not None
                 connection.awaits_snapshot = True
