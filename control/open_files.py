@@ -15,7 +15,7 @@ RESERVED = 256
 class ConnectionLimit(NamedTuple):
     """`text` tells an operator what the limit is and what would raise it."""
 
-    count: int
+    room: int
     text: str
 
 

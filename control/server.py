@@ -247,7 +247,7 @@ class ControlServer:
         self._watchers.place_at_end(connection)
         if self._is_stopping:
             connection.close("the engine is shutting down")
-        elif len(self._connections) > self._limit.count:
+        elif len(self._connections) > self._limit.room:
             connection.refusal = NotAllowed(f"{self._limit.text}; close one and try again")
 
     def ready(self) -> None:
@@ -293,6 +293,11 @@ class ControlServer:
 
     def _check_capable(self, command: AnyCommand) -> None:
         if (name := type(command).__name__) not in self._capabilities:
+            if isinstance(command, AddRequest):
+                raise NotAllowed(
+                    "this engine takes requests (AddRequest) through its own front end only, at the address of "
+                    "`vllm serve`: send them there; here it can be watched and steered"
+                )
             raise NotAllowed(f"this engine can't carry out {name}; it can {', '.join(self._capabilities)}")
 
     # ---- requests -------------------------------------------------------------------------------------------

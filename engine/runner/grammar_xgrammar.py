@@ -26,7 +26,7 @@ class XGrammarBackend:
     """Compiles JSON schemas for one vocabulary.
 
     `vocabulary()[i]` is what token i adds to the text, special tokens empty; `logits_size` is how many columns the
-    model has. Importing the library takes seconds: it begins at once, in a thread of its own.
+    model has. Importing the library takes seconds of all threads' time: it waits until somebody wants a grammar.
     """
 
     def __init__(self, vocabulary: Callable[[], list[bytes]], logits_size: int, eos_token_ids: Sequence[int]) -> None:
@@ -35,7 +35,15 @@ class XGrammarBackend:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._lock = threading.Lock()
         self._compiler: xgrammar.GrammarCompiler | None = None
-        threading.Thread(target=self._ready_compiler, name="grammar-import", daemon=True).start()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `compile` begins at once."""
+        return self._compiler is not None
+
+    def load(self) -> None:
+        """Import the library and tell it the vocabulary; idempotent, for any thread."""
+        self._ready_compiler()
 
     def _ready_compiler(self) -> "xgrammar.GrammarCompiler":
         with self._lock:

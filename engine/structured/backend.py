@@ -1,7 +1,7 @@
 """The seam to a grammar library. Torch-free: the real backend lives beside the runner, which applies the bitmasks."""
 
 from collections.abc import MutableSequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class GrammarState(Protocol):
@@ -31,3 +31,15 @@ class GrammarBackend(Protocol):
 
     def compile(self, schema: str) -> CompiledGrammar:
         """Compile a JSON schema (text). Slow; called in a worker thread. Raises `ValueError` for a bad schema."""
+
+
+@runtime_checkable
+class LoadedLate(Protocol):
+    """A backend whose library takes seconds to load: that is done when the first grammar is asked for."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `compile` begins at once."""
+
+    def load(self) -> None:
+        """Load it; slow, called in worker threads; idempotent. Raises what importing raises."""

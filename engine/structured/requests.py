@@ -14,7 +14,7 @@ from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.snapshot import FinishReason, WaitReason
 from schedtop.engine.structured.backend import CompiledGrammar, GrammarBackend
-from schedtop.engine.structured.manager import TIME_LIMIT_S, GrammarManager
+from schedtop.engine.structured.manager import GrammarManager
 
 Post = Callable[[Callable[[], None]], None]
 
@@ -74,7 +74,7 @@ class CompiledAside:
     ) -> None:
         self._scheduler = scheduler
         self._post = post
-        self._manager = GrammarManager(backend, self._built, executor)
+        self._manager = GrammarManager(backend, self._built, executor, loaded=lambda: post(_look_at_deadlines))
 
     def check(self, sampling: SamplingParams) -> None:
         """Every grammar may be tried."""
@@ -97,8 +97,7 @@ class CompiledAside:
         """End the requests whose time is up."""
         for request_id in self._manager.expired(now):
             if (request := self._waiting(request_id)) is not None:
-                detail = f"grammar not compiled within {TIME_LIMIT_S:g} s"
-                self._scheduler.finish(request, FinishReason.ERROR, detail)
+                self._scheduler.finish(request, FinishReason.ERROR, self._manager.overdue)
 
     def shutdown(self) -> None:
         """Compile nothing more."""
@@ -128,3 +127,7 @@ def grammars_for(
 ) -> Grammars:
     """Structured output as far as this engine can; `executor` is where grammars are compiled."""
     return NoGrammars() if backend is None else CompiledAside(backend, scheduler, post, executor)
+
+
+def _look_at_deadlines() -> None:
+    """Mail with nothing to do: the core calls `expire` whenever it reads its mail."""

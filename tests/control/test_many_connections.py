@@ -130,22 +130,22 @@ def limits(monkeypatch):
 
 def test_the_soft_limit_is_raised_as_far_as_needed(limits):
     chosen = limits(1024, 1 << 20)
-    assert connection_limit(1024).count == 1024
+    assert connection_limit(1024).room == 1024
     assert chosen == [(1024 + RESERVED, 1 << 20)]
 
 
 def test_enough_open_files_are_left_as_they_are(limits):
     chosen = limits(65_536, 65_536)
-    assert connection_limit(1024).count == 1024
+    assert connection_limit(1024).room == 1024
     assert limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY) == []
-    assert connection_limit(1024).count == 1024
+    assert connection_limit(1024).room == 1024
     assert chosen == []
 
 
 def test_a_low_hard_limit_means_fewer_clients_and_a_refusal_that_says_why(limits):
     limits(1024, 1024)
     limit = connection_limit(1024)
-    assert limit.count == 1024 - RESERVED
+    assert limit.room == 1024 - RESERVED
     assert "768 clients are connected, which is the limit of a process that may open 1024 files" in limit.text
     assert "LimitNOFILE" in limit.text
 

@@ -19,7 +19,7 @@ from schedtop.engine.knobs import initial_knobs
 from schedtop.engine.runner.fake import FakeRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import FinishReason, Viewport, WaitReason
-from schedtop.engine.structured.manager import NUM_WORKERS, TIME_LIMIT_S
+from schedtop.engine.structured.manager import LOAD_LIMIT_S, NUM_WORKERS, TIME_LIMIT_S
 
 EOS = 7
 
@@ -328,3 +328,77 @@ def test_a_build_that_never_returns_doesnt_keep_the_process_alive() -> None:
         "begun.wait()\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+class LateBackend(FakeBackend):
+    """A backend whose library isn't loaded yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_loaded = False
+
+    def load(self) -> None:
+        self.is_loaded = True
+
+
+def test_the_library_is_loaded_for_the_first_grammar_and_not_before() -> None:
+    engine = Engine(LateBackend())
+    engine.add("plain", max_tokens=3)
+    engine.run()
+    assert not engine.backend.is_loaded and not engine.by_hand.jobs
+    engine.add("wants", [11])
+    engine.by_hand.run()
+    engine.run()
+    assert engine.backend.is_loaded and engine.outputs["wants"] == [11, EOS]
+
+
+def test_the_time_to_load_the_library_does_not_count_against_the_limit_of_a_build() -> None:
+    class Hanging(LateBackend):
+        def load(self) -> None:
+            super().load()
+            engine.now = 100.0
+
+        def compile(self, schema: str) -> Cycle:
+            hung.append(schema)
+            raise Hung
+
+    class Hung(BaseException):
+        """Stands for a build that doesn't come back."""
+
+    hung: list[str] = []
+    engine = Engine(Hanging())
+    engine.add("waits", [11])
+    assert engine.core.seconds_to_deadline == LOAD_LIMIT_S
+    engine.now = 90.0
+    engine.run()
+    assert not engine.ends
+    with pytest.raises(Hung):
+        engine.by_hand.run()
+    assert engine.core.has_work  # the core is woken, to count anew
+    engine.run()
+    assert hung and not engine.ends and engine.core.seconds_to_deadline == TIME_LIMIT_S
+    engine.now = 100.0 + TIME_LIMIT_S
+    engine.run()
+    assert engine.ends["waits"] == (FinishReason.ERROR, "grammar not compiled within 20 s")
+
+
+def test_a_library_that_never_loads_fails_those_who_wait_for_it() -> None:
+    engine = Engine(LateBackend())
+    engine.add("waits", [11])
+    engine.now = LOAD_LIMIT_S
+    engine.run()
+    reason, detail = engine.ends["waits"]
+    assert reason is FinishReason.ERROR and "library wasn't loaded within 120 s" in detail
+
+
+def test_a_library_that_fails_to_load_fails_the_request_in_words_and_is_tried_again() -> None:
+    class Broken(LateBackend):
+        def load(self) -> None:
+            raise ImportError("no such library")
+
+    engine = Engine(Broken())
+    for request_id in ("a", "b"):
+        engine.add(request_id, [11])
+        engine.by_hand.run()
+        engine.run()
+        assert "ImportError: no such library" in engine.ends[request_id][1]
