@@ -161,7 +161,7 @@ class SchedtopScheduler(AsyncScheduler):
     def add_request(self, request: Any) -> None:
         """A request from vLLM's own front end."""
         super().add_request(request)
-        self._books.queued(request.request_id, request.num_prompt_tokens, request.max_tokens, request.priority)
+        self._books.queued(request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Boundary, then vLLM's own planning, then the count of what it planned."""
@@ -236,26 +236,16 @@ class SchedtopScheduler(AsyncScheduler):
     # ---- counting -------------------------------------------------------------------------------------------
 
     def _count(self, plan: PlannedStep, output: Any) -> None:
-        scheduled, live = output.num_scheduled_tokens, self._books.requests
         plan.budget = self.max_num_scheduled_tokens
         plan.total = output.total_num_scheduled_tokens
-        plan.num_scheduled = len(scheduled)
-        plan.num_drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-        for request_id, num_tokens in scheduled.items():
-            request = self.requests[request_id]
-            if (watched := live.get(request_id)) is not None:
-                watched.planned_in, watched.num_planned = plan.step, num_tokens
-            if num_tokens == 1 and not request.is_prefill_chunk:
-                plan.num_decodes += 1
-                plan.num_context += request.num_computed_tokens
-            else:
-                plan.largest_chunk = max(plan.largest_chunk, num_tokens)
-                plan.num_context += num_tokens * (request.num_computed_tokens - num_tokens // 2)
+        if drafts := output.scheduled_spec_decode_tokens:
+            plan.num_drafts = sum(map(len, drafts.values()))
         for new in output.scheduled_new_reqs:
             request = self.requests[new.req_id]
             self._books.admitted(new.req_id, request.num_prompt_tokens, new.num_computed_tokens, plan)
         for request_id in getattr(output.scheduled_cached_reqs, "resumed_req_ids", ()):
             self._books.admitted(request_id, 0, 0, plan)
+        self._books.count_scheduled(plan, output.num_scheduled_tokens, self.running)
         plan.limited_by = self._books.last_limit = self._limit(plan)
         self._books.stats.computed_tokens += plan.total
 
@@ -273,14 +263,14 @@ class SchedtopScheduler(AsyncScheduler):
         return LimitedBy.SEQUENCES if len(self.running) >= self.max_num_active_reqs else LimitedBy.BLOCKS
 
     def _count_outputs(self, outputs: dict[int, Any]) -> int:
-        now, num_finished = time.monotonic(), 0
-        for client_outputs in outputs.values():
-            for output in client_outputs.outputs:
-                self._books.got_tokens(output.request_id, len(output.new_token_ids), now)
-                if output.finish_reason is not None:
-                    num_finished += 1
-                    self._books.ended(output.request_id, str(output.finish_reason))
-        return num_finished
+        """Note tokens and ends; returns how many requests ended."""
+        of_each = [client.outputs for client in outputs.values()]
+        of_all = of_each[0] if len(of_each) == 1 else [output for part in of_each for output in part]
+        self._books.got(of_all, time.monotonic())
+        ended = [output for output in of_all if output.finish_reason is not None]
+        for output in ended:
+            self._books.ended(output.request_id, str(output.finish_reason))
+        return len(ended)
 
     def _tell_aborted(self, outputs: dict[int, Any]) -> None:
         """Without this the client of a request aborted here would wait for ever."""

@@ -1,8 +1,8 @@
 """What the plugin costs vLLM's engine thread: `python -m schedtop.control.vllm.plugin_cost`, by a Python with vLLM.
 
-vLLM's scheduler with and without the plugin, both settled in one process, step by turns: blocks of steps, so that
-whatever else the machine does hits both alike. The model isn't there, so a share here is of the scheduler's work alone;
-of a whole step, with its forward pass, it is smaller.
+One scheduler, its hooks switched on and off by turns, a few steps each: whatever else the machine does, and where
+things lie in memory, hits both alike. The model isn't there: a share of the scheduler's work alone is printed, and what
+it is of a step with a forward pass.
 """
 
 import argparse
@@ -15,19 +15,17 @@ from typing import Any
 
 from schedtop.control.vllm.scheduler_alone import TimedScheduler, prepare
 
-BLOCK_STEPS = 20
+BLOCK_STEPS = 4
 SETTLING_STEPS = 20
 BLOCK_SIZE, PROMPT = 16, 64
 
 
-def make_pair(num_running: int, num_waiting: int, is_async: bool, num_steps: int) -> tuple[Any, Any]:
-    """vLLM's scheduler without and with the plugin, under the same requests."""
+def make_controlled(num_running: int, num_waiting: int, is_async: bool, num_steps: int) -> Any:
+    """vLLM's scheduler with the plugin, under load."""
     prepare()
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-
     from schedtop.control.vllm.plugin import SchedtopScheduler
 
-    length = PROMPT + BLOCK_SIZE + num_steps + 2 * SETTLING_STEPS + 100
+    length = PROMPT + BLOCK_SIZE + 2 * num_steps * (BLOCK_STEPS + 1) // BLOCK_STEPS + 2 * SETTLING_STEPS + 100
     settings = {
         "block_size": BLOCK_SIZE,
         "num_blocks": (num_running + 1) * (length // BLOCK_SIZE + 2),
@@ -50,22 +48,24 @@ def make_pair(num_running: int, num_waiting: int, is_async: bool, num_steps: int
         "forever": 2 * length,
         "settling_steps": SETTLING_STEPS,
     }
-    bare, controlled = (TimedScheduler(workload, sizes, kind) for kind in (AsyncScheduler, SchedtopScheduler))
+    controlled = TimedScheduler(workload, sizes, SchedtopScheduler)
     assert controlled.sched._engine is not None, "the plugin is off: its log tells why"
-    return bare, controlled
+    return controlled
 
 
-def measure(pair: tuple[Any, Any], num_steps: int) -> tuple[list[float], list[float]]:
-    """Seconds of the engine thread per step, without and with the plugin: a mean per block of steps."""
-    blocks: tuple[list[float], list[float]] = ([], [])
+def measure(controlled: Any, num_steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of the engine thread of each step, without and with the plugin's hooks."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    engine = controlled.sched._engine
     gc.disable()
     for number in range(num_steps // BLOCK_STEPS):
-        order = (0, 1) if number % 2 else (1, 0)
-        for which in order:
-            blocks[which].append(statistics.fmean(pair[which].steps(BLOCK_STEPS)))
-        gc.collect()
+        for is_on in (number % 2 == 0, number % 2 == 1):
+            controlled.sched._engine = engine if is_on else None
+            controlled.steps(1)  # the first one after a switch finds what it compares with gone
+            seconds[is_on].extend(controlled.steps(BLOCK_STEPS))
     gc.enable()
-    return blocks
+    controlled.sched._engine = engine
+    return seconds
 
 
 def snapshot_seconds(controlled: Any, times: int = 20) -> float:
@@ -90,17 +90,18 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="st") as folder:
         os.environ["XDG_RUNTIME_DIR"] = os.environ["XDG_STATE_HOME"] = folder
-        pair = make_pair(given.running, given.waiting, given.is_async, given.steps)
-        bare, controlled = measure(pair, given.steps)
-        look = snapshot_seconds(pair[1])
-        pair[1].sched.shutdown()
-    differences = [with_it - without for without, with_it in zip(bare, controlled, strict=True)]
-    own, added = statistics.median(bare), statistics.median(differences)
-    print(f"{given.running} running, {given.waiting} waiting, {'async' if given.is_async else 'sync'}, {given.steps} steps of each")
+        timed = make_controlled(given.running, given.waiting, given.is_async, given.steps)
+        without, with_it = measure(timed, given.steps)
+        look = snapshot_seconds(timed)
+        timed.sched.shutdown()
+    own = statistics.median(without)
+    added = statistics.median(with_it) - own
+    mode = "async" if given.is_async else "sync"
+    print(f"{given.running} running, {given.waiting} waiting, {mode}, medians of {len(without)} steps of each")
     print(f"vLLM's schedule + update: {own * 1e6:.0f} us a step, {own * 1e6 / given.running:.1f} us a request")
     print(f"the plugin adds: {added * 1e6:.0f} us a step, {added * 1e6 / given.running:.2f} us a request")
-    print(f"= {100 * added / own:.1f} % of vLLM's scheduling, {100 * added / (own + given.forward_ms / 1e3):.2f} % of a step "
-          f"with a forward pass of {given.forward_ms:g} ms")  # fmt: skip
+    part, step = 100 * added / own, 100 * added / (own + given.forward_ms / 1e3)
+    print(f"= {part:.1f} % of vLLM's scheduling, {step:.2f} % of a step with a forward of {given.forward_ms:g} ms")
     print(f"a watcher's look: {look * 1e6:.0f} us, four a second = {400 * look:.2f} % of the engine thread")
 
 

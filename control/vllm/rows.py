@@ -91,7 +91,6 @@ def request_row(
     detail = ""
     if request.priority and scheduler.policy.value == "fcfs":
         detail = "priority has no effect under policy fcfs"
-    is_in_last_step = watched is not None and watched.planned_in == books.step
     return RequestRow(
         request_id=request.request_id,
         status=status,
@@ -103,11 +102,11 @@ def request_row(
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=watched.num_cached if watched else 0,
         num_blocks=num_blocks(scheduler, request),
-        num_scheduled_tokens=watched.num_planned if watched is not None and is_in_last_step else 0,
+        num_scheduled_tokens=books.scheduled.get(request.request_id, 0),
         num_preemptions=request.num_preemptions,
         num_lost_tokens=watched.num_lost if watched else 0,
         first_token_at=watched.first_token_at if watched else None,
-        last_token_at=watched.last_token_at if watched else None,
+        last_token_at=books.last_token_at(request.request_id),
         position=position,
         wait_reason=reason,
         wait_detail=detail,

@@ -1,10 +1,12 @@
 """What the plugin remembers about vLLM's requests and steps: times, losses, counts. Fed by the plugin's hooks.
 
-Plain memory, written by the engine thread; a few dictionary operations per request and step.
+Plain memory, written by the engine thread. A step in which the same requests decode on costs no work per request
+beyond a few passes over lists and sets: everybody's gap is the same then, and is kept once.
 """
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schedtop.engine.sched.stats import SchedulerStats
@@ -15,19 +17,16 @@ class Watched:
     """One live request's times and losses."""
 
     __slots__ = (
-        "arrived", "first_token_at", "last_token_at", "num_cached", "num_lost", "num_output_tokens", "num_planned",
-        "planned_in", "was_admitted",
+        "arrived", "first_token_at", "last_token_at", "num_cached", "num_lost", "request", "was_admitted",
     )  # fmt: skip
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, request: Any) -> None:
         self.arrived = now
+        self.request = request
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.num_lost = 0
-        self.num_output_tokens = 0
         self.num_cached = 0
-        self.num_planned = 0
-        self.planned_in = -1
         self.was_admitted = False
 
 
@@ -71,21 +70,29 @@ class Books:
         self.step = 0
         self.in_flight: deque[PlannedStep] = deque()
         self.last_limit = LimitedBy.NOTHING_WAITING
-        self.previous_end = time.monotonic()
+        self.scheduled: Mapping[str, int] = {}
+        """Tokens that the newest step gave to each request."""
+        self.prefilling: dict[str, Any] = {}
+        """Requests admitted whose context isn't computed yet."""
+        self._answered: list[str] = []
+        """Requests, live or just ended, that got a token each at `_answered_at`, in the newest result."""
+        self._answered_at = 0.0
 
-    def queued(self, request_id: str, num_prompt_tokens: int, max_tokens: int, priority: int) -> None:
+    def queued(self, request: Any) -> None:
         """A request came."""
         now = time.monotonic()
-        self.requests[request_id] = Watched(now)
+        self.requests[request.request_id] = Watched(now, request)
         self.stats.added += 1
-        self.stats.recent_arrivals.append((now, num_prompt_tokens, max_tokens, priority))
-        self.note(EventKind.QUEUED, request_id)
+        sample = (now, request.num_prompt_tokens, request.max_tokens, request.priority)
+        self.stats.recent_arrivals.append(sample)
+        self.note(EventKind.QUEUED, request.request_id)
 
     def admitted(self, request_id: str, num_prompt_tokens: int, num_cached: int, plan: PlannedStep) -> None:
         """vLLM admitted a request, for the first time or again."""
         watched = self.requests.get(request_id)
         if watched is None:
             return
+        self.prefilling[request_id] = watched.request
         if watched.was_admitted:
             plan.num_resumed += 1
             self.note(EventKind.RESUMED, request_id)
@@ -102,11 +109,62 @@ class Books:
         watched = self.requests.get(record.victim)
         if watched is not None:
             watched.num_lost += record.num_lost_tokens
+        self.prefilling.pop(record.victim, None)
         self.stats.count_preemption(record)
         self.note(EventKind.PREEMPTED, record.victim, preemption=record)
 
-    def got_tokens(self, request_id: str, num_tokens: int, now: float) -> None:
-        """A step's result brought tokens."""
+    def count_scheduled(self, plan: PlannedStep, scheduled: Mapping[str, int], running: Sequence[Any]) -> None:
+        """Split a step's tokens into prefill and decode. `running` are vLLM's, their counts moved on already."""
+        self.scheduled = scheduled
+        plan.num_scheduled = len(scheduled)
+        if len(scheduled) == len(running):
+            plan.num_context = sum([request.num_computed_tokens for request in running])
+        else:
+            plan.num_context = sum([r.num_computed_tokens for r in running if r.request_id in scheduled])
+        num_prefill = 0
+        for request_id, request in list(self.prefilling.items()):
+            if not (num_tokens := scheduled.get(request_id, 0)):
+                continue
+            num_prefill += num_tokens
+            plan.largest_chunk = max(plan.largest_chunk, num_tokens)
+            # Tokens of a chunk attend to half of it on average, and to all before it.
+            plan.num_context += num_tokens * (request.num_computed_tokens - num_tokens // 2)
+            plan.num_context -= request.num_computed_tokens
+            if not request.is_prefill_chunk:
+                del self.prefilling[request_id]
+        plan.num_decodes = plan.total - num_prefill - plan.num_drafts
+
+    def got(self, outputs: Sequence[Any], now: float) -> None:
+        """A step's result: vLLM's output per request."""
+        ids = [output.request_id for output in outputs]
+        sizes = [len(output.new_token_ids) for output in outputs]
+        is_one_each = sizes.count(1) == len(sizes)
+        if is_one_each and ids == self._answered:
+            self._got_one_each(len(ids), now)
+        else:
+            self._got_some(ids, sizes, is_one_each, now)
+        self._answered_at = now
+
+    def _got_one_each(self, count: int, now: float) -> None:
+        """Another token for as many requests as got one in the result before."""
+        if count:
+            self.stats.samples.itl.append((now - self._answered_at, count))
+            self.stats.generated_tokens += count
+            self.stats.samples.num_output_tokens += count
+
+    def _got_some(self, ids: list[str], sizes: list[int], is_one_each: bool, now: float) -> None:
+        before = set(self._answered)
+        goes_on = before.intersection(ids) if is_one_each else set()
+        for request_id in before - goes_on:
+            if (watched := self.requests.get(request_id)) is not None:
+                watched.last_token_at = self._answered_at
+        self._got_one_each(len(goes_on), now)
+        for request_id, size in zip(ids, sizes, strict=True):
+            if request_id not in goes_on:
+                self._got_tokens(request_id, size, now)
+        self._answered = ids if is_one_each else []
+
+    def _got_tokens(self, request_id: str, num_tokens: int, now: float) -> None:
         watched = self.requests.get(request_id)
         if watched is None or not num_tokens:
             return
@@ -120,19 +178,25 @@ class Books:
         if num_tokens > 1:
             samples.itl.append((0.0, num_tokens - 1))
         watched.last_token_at = now
-        watched.num_output_tokens += num_tokens
         self.stats.generated_tokens += num_tokens
         samples.num_output_tokens += num_tokens
 
+    def last_token_at(self, request_id: str) -> float | None:
+        """When a live request got its newest token."""
+        if (watched := self.requests.get(request_id)) is None:
+            return None
+        return self._answered_at if request_id in self._answered else watched.last_token_at
+
     def ended(self, request_id: str, reason: str) -> None:
         """A request is gone; idempotent."""
+        self.prefilling.pop(request_id, None)
         watched = self.requests.pop(request_id, None)
         if watched is None:
             return
         self.stats.finished[reason] += 1
         if reason in ("stop", "length"):
             self.stats.samples.e2e.append(time.monotonic() - watched.arrived)
-            self.stats.recent_output_lengths.append(watched.num_output_tokens)
+            self.stats.recent_output_lengths.append(watched.request.num_output_tokens)
         self.note(EventKind.FINISHED, request_id, reason)
 
     def note(
