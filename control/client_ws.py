@@ -23,13 +23,28 @@ async def open_websocket(url: str) -> "WebSocketStream":
     try:
         socket = await session.ws_connect(address, headers=headers, max_msg_size=MAX_PUBLISHED_BYTES, heartbeat=20.0)
     except BaseException as error:
+        is_plain = isinstance(error, aiohttp.WSServerHandshakeError) and await _is_plain_server(session, url)
         await session.close()
+        if is_plain:
+            raise Disconnected(
+                f"{url} is a vLLM or SGLang server without schedtop: `schedtop --connect {url}` shows its /metrics, "
+                "read-only; start vLLM with --scheduler-cls schedtop.control.vllm.plugin.SchedtopScheduler to steer it"
+            ) from None
         if isinstance(error, aiohttp.WSServerHandshakeError):
             raise Disconnected(_explain(error, has_token=token is not None)) from None
         if isinstance(error, aiohttp.ClientError | OSError | ValueError):
             raise Disconnected(f"no gateway answers at {url}: {error}; is it running?") from None
         raise
     return WebSocketStream(session, socket)
+
+
+async def _is_plain_server(session: aiohttp.ClientSession, url: str) -> bool:
+    from schedtop.control.vllm.scrape import fetch, is_plain_server
+
+    try:
+        return is_plain_server(await fetch(session, url.removesuffix(WS_ROUTE)))
+    except Disconnected:
+        return False
 
 
 def _explain(error: aiohttp.WSServerHandshakeError, has_token: bool) -> str:

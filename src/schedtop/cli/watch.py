@@ -6,11 +6,15 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
-from schedtop.control.discovery import CONNECT_VARIABLE, discover, resolve
+from schedtop.control.discovery import CONNECT_VARIABLE, discover, is_url, resolve
 from schedtop.engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from schedtop.tui.app import Options
 
 DEFAULT_WIDTH = 120
 _WITHOUT_GLYPHS = ("dumb", "linux", "vt100", "vt102", "vt220")
@@ -18,7 +22,13 @@ _WITHOUT_GLYPHS = ("dumb", "linux", "vt100", "vt102", "vt220")
 
 def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme: str | None) -> None:
     """Show the engine at `connect`, or the running ones. Raises `SchedtopError` when there is none or none answers."""
-    if once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb":
+    is_once = once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb"
+    if is_url(address := connect or os.environ.get(CONNECT_VARIABLE, "")):
+        from schedtop.cli.scraped import watch_plain  # aiohttp only for those who need it
+
+        if watch_plain(address, is_once, as_json, theme):
+            return
+    if is_once:
         print_once(resolve(connect), as_json)
     elif not sys.stderr.isatty():
         raise ConfigError("the screen is drawn on standard error, which is redirected: leave out `2>`, or give --once")
@@ -44,9 +54,18 @@ def print_once(target: str, as_json: bool) -> None:
 
 def run_screen(addresses: Sequence[str], read_only: bool, theme: str | None) -> None:
     """Run the live screen until the operator leaves; exits with its return code."""
-    from schedtop.tui.app import Options, SchedtopApp
-    from schedtop.tui.config import config_folder, load
+    from schedtop.tui.app import SchedtopApp
     from schedtop.tui.link import ClientLink
+
+    app = SchedtopApp([ClientLink(address, read_only) for address in addresses], screen_options(read_only, theme))
+    app.run()
+    sys.exit(app.return_code or 0)
+
+
+def screen_options(read_only: bool, theme: str | None) -> "Options":
+    """The screen's options from the operator's folder, environment and terminal. Raises `ConfigError`."""
+    from schedtop.tui.app import Options
+    from schedtop.tui.config import config_folder, load
     from schedtop.tui.theme import DEFAULT, load_all
 
     config = load(config_folder() / "config.toml")
@@ -56,13 +75,10 @@ def run_screen(addresses: Sequence[str], read_only: bool, theme: str | None) -> 
         faults.append(f"no theme is called {wanted!r}; there are {', '.join(palettes)}")
         if theme:
             raise ConfigError("\n".join(faults))
-    options = Options(
+    return Options(
         theme=wanted, palettes=palettes, keymap=config.keys, read_only=read_only, interval_s=config.interval_s,
         is_ascii=not has_glyphs(), has_colour="NO_COLOR" not in os.environ, notes=faults,
     )  # fmt: skip
-    app = SchedtopApp([ClientLink(address, read_only) for address in addresses], options)
-    app.run()
-    sys.exit(app.return_code or 0)
 
 
 def has_glyphs() -> bool:
