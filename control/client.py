@@ -44,6 +44,9 @@ NUM_STEPS_HELD = 4096
 NUM_EVENTS_HELD = 65_536
 """Events kept that nobody has taken yet; older ones count as dropped."""
 
+CLOSE_LIMIT_S = 1.0
+"""How long a server may take to read what was sent last."""
+
 Message = SnapshotUpdate | EventBatch | TokenBatch | Goodbye
 
 
@@ -284,5 +287,10 @@ class _UnixStream:
 
     async def close(self) -> None:
         self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._writer.wait_closed()
+        except TimeoutError:  # the server doesn't read what was sent last
+            self._writer.transport.abort()
+        except OSError:
+            pass

@@ -24,8 +24,11 @@ from schedtop.engine.loop import EngineLoop
 logger = logging.getLogger(__name__)
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_FAREWELL = "{}: running requests get {:g} s to finish; again to cut them"
 WATCH_S = 0.2
-"""Between looks at the gateway process."""
+"""Between looks at the gateway process and for signals to tell of."""
+GATEWAY_DRAIN_S = 5.0
+"""For the gateway's last answers: when it is asked to end, the engine has ended every request already."""
 
 
 def serve(settings: ServeSettings, say: Callable[[str], None], as_json: bool = False) -> int:
@@ -50,10 +53,10 @@ def serve(settings: ServeSettings, say: Callable[[str], None], as_json: bool = F
         audit.close()
         raise
     gateway = SupervisedProcess(gateway_arguments(settings, path)) if settings.gateway else None
-    with _signals(server, settings.drain, say):
+    with _signals(server, settings.drain) as seen:
         for line in _introduction(info, path, audit_path, as_json):
             say(line)
-        _watch(server, gateway)
+        _watch(server, gateway, seen, lambda name: say(_FAREWELL.format(name, settings.drain)))
     if gateway is not None:
         gateway.end()
     engine.stop()
@@ -78,6 +81,7 @@ def _introduction(info: EngineInfo, socket: Path, audit: Path, as_json: bool) ->
 def gateway_arguments(settings: ServeSettings, socket: Path) -> list[str]:
     """The gateway's command line, after `schedtop`."""
     arguments = ["gateway", "--connect", str(socket), "--host", settings.host, "--port", str(settings.port)]
+    arguments += ["--drain", f"{GATEWAY_DRAIN_S:g}"]
     for name in settings.allowed_hosts:
         arguments += ["--allowed-host", name]
     if settings.token_file is not None:
@@ -85,28 +89,35 @@ def gateway_arguments(settings: ServeSettings, socket: Path) -> list[str]:
     return arguments
 
 
-def _watch(server: ControlServer, gateway: SupervisedProcess | None) -> None:
+def _watch(
+    server: ControlServer, gateway: SupervisedProcess | None, seen: list[str], tell: Callable[[str], None]
+) -> None:
     """Until the server has ended; the gateway is kept alive meanwhile, and through the drain."""
-    while not server.ended.wait(WATCH_S):
-        if gateway is not None:
+    is_told = has_ended = False
+    while not has_ended:
+        has_ended = server.ended.wait(WATCH_S)
+        if seen and not is_told:
+            is_told = True
+            tell(seen[0])
+        if gateway is not None and not has_ended:
             gateway.watch()
 
 
 @contextlib.contextmanager
-def _signals(server: ControlServer, drain_s: float, say: Callable[[str], None]) -> Iterator[None]:
-    """SIGTERM, SIGINT and SIGHUP end the server gently, the second time at once."""
-    num_seen = 0
+def _signals(server: ControlServer, drain_s: float) -> Iterator[list[str]]:
+    """SIGTERM, SIGINT and SIGHUP end the server gently, the second time at once. Yields the names of those that came.
+
+    The handler prints nothing: it may run in the middle of a print, which Python then refuses with an exception.
+    """
+    seen: list[str] = []
 
     def on_signal(number: int, _frame: object) -> None:
-        nonlocal num_seen
-        num_seen += 1
-        if num_seen == 1:
-            say(f"{signal.Signals(number).name}: running requests get {drain_s:g} s to finish; again to cut them")
+        seen.append(signal.Signals(number).name)
         server.begin_stop(drain_s)
 
     before = {number: signal.signal(number, on_signal) for number in _END_SIGNALS}
     try:
-        yield
+        yield seen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -14,6 +14,7 @@ from schedtop.control.http.health import StallWatch
 from schedtop.control.http.link import EngineLink, tell
 from schedtop.control.http.text import Tokenizer
 from schedtop.control.messages import EngineInfo, NoteRefusal, SnapshotUpdate, Welcome
+from schedtop.engine.daemon_executor import DaemonExecutor
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.snapshot import PauseState
 
@@ -42,6 +43,8 @@ class Service:
         self._tokenizer: Tokenizer | None = None
         self._tokenizer_of = ""
         self._loading = asyncio.Lock()
+        self._loader = DaemonExecutor(1, "tokenizer")
+        """Not asyncio's own, which the end of the process would wait for: loading takes long, and may hang."""
         self._num_live = 0
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -63,7 +66,9 @@ class Service:
         async with self._loading:
             if self._tokenizer is None or self._tokenizer_of != info.model_path:
                 try:
-                    self._tokenizer = await asyncio.to_thread(self._load_tokenizer, info)
+                    self._tokenizer = await asyncio.get_running_loop().run_in_executor(
+                        self._loader, self._load_tokenizer, info
+                    )
                 except (OSError, ValueError, ImportError, ConfigError) as error:
                     raise ApiError(
                         503, f"the tokenizer of {info.model!r} doesn't load: {error}", code="no_tokenizer"

@@ -1,11 +1,13 @@
 """The client: replies to whoever asked, the rest in `messages()`, and a clear word when the connection is gone."""
 
 import asyncio
+import contextlib
 
 import pytest
 
+from schedtop.control import client as clients
 from schedtop.control.client import Client, CommandRefused, Disconnected, NoReply
-from schedtop.control.framing import decode_from_client, encode
+from schedtop.control.framing import decode_from_client, encode, encode_frame
 from schedtop.control.messages import (
     Ack,
     EngineInfo,
@@ -15,6 +17,7 @@ from schedtop.control.messages import (
     GetInfo,
     Goodbye,
     Hello,
+    NoteRefusal,
     Resume,
     SnapshotUpdate,
     TokenBatch,
@@ -189,6 +192,32 @@ async def test_a_server_that_never_answers_is_given_up(folder):
         await Client.connect(str(folder / "s.sock"), name="test", timeout_s=0.05)
     server.close()
     await server.wait_closed()
+
+
+async def test_a_client_can_leave_a_server_that_has_stopped_reading(folder, monkeypatch):
+    monkeypatch.setattr(clients, "CLOSE_LIMIT_S", 0.01)
+
+    ends = []
+
+    async def greet_and_read_no_more(reader, writer):
+        ends.append(writer)
+        await reader.readexactly(4)
+        writer.write(encode_frame(WELCOME))
+        writer.transport.pause_reading()
+
+    path = folder / "stopped.sock"
+    async with asyncio.timeout(60), await asyncio.start_unix_server(greet_and_read_no_more, path):
+        client = await Client.connect(str(path), name="test")
+        note = NoteRefusal(action="x", detail="y" * 4_000_000)
+        sending = asyncio.create_task(client.request(note, None))
+        await asyncio.sleep(0)
+        assert client._stream._writer.transport.get_write_buffer_size()
+        await client.close()
+        with pytest.raises(Disconnected):
+            await sending
+        ends[0].transport.abort()
+        with contextlib.suppress(OSError):
+            await ends[0].wait_closed()
 
 
 async def test_a_read_only_client_is_greeted_as_one(serve):

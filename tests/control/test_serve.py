@@ -258,3 +258,50 @@ async def test_a_dying_engine_ends_the_process_with_status_and_reason(dying, fol
     assert "the engine died: RuntimeError: out of luck" in dying.stdout.read()
     assert dying.wait(60) == 1
     assert not (folder / "e.sock").exists()
+
+
+_SIGNALLED = """
+import os, signal, sys
+from schedtop.control import serve
+from schedtop.control.settings import ServeSettings
+
+depth = 0
+
+def say(line):  # a print that a signal interrupts
+    global depth
+    depth += 1
+    print("inside another print" if depth > 1 else line, flush=True)
+    if "control socket" in line:
+        os.kill(os.getpid(), signal.SIGTERM)
+    depth -= 1
+
+settings = ServeSettings(runner="fake", gateway=False, socket=sys.argv[1], audit=sys.argv[1] + ".audit")
+sys.exit(serve.serve(settings, say))
+"""
+
+
+def test_a_signal_in_the_middle_of_a_print_ends_the_server_as_any_other_does(folder):
+    command = [sys.executable, "-P", "-c", _SIGNALLED, str(folder / "e.sock")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "SIGTERM: running requests get 30 s to finish; again to cut them" in ended.stdout
+    assert "inside another print" not in ended.stdout
+    assert ended.returncode == 0
+    assert not (folder / "e.sock").exists()
+
+
+async def test_a82_a_client_of_the_gateway_that_does_not_read_does_not_hold_up_the_end(start):
+    serving = start("--runner", "fake", "--port", "0", *ENDLESS, "--drain", "0")
+    host, _, port = serving.wait_for("gateway on http://").split("http://")[1].strip().rpartition(":")
+    body = json.dumps({"model": "fake", "prompt": "a", "max_tokens": 900_000, "ignore_eos": True, "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+    status = b" 503 "
+    while b" 503 " in status:  # the gateway looks for the engine yet
+        reader, writer = await asyncio.open_connection(host, int(port), limit=64)
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        status = await reader.readline()
+    assert b" 200 " in status
+    (gateway,) = gateway_of(serving)
+    serving.process.terminate()
+    assert await asyncio.to_thread(serving.end) == 0
+    assert not is_running(gateway)
+    writer.transport.abort()

@@ -261,3 +261,27 @@ async def test_a_fault_in_the_link_costs_the_connection_and_not_the_gateway(star
     world.gateway.link.was_seen.clear()
     await world.gateway.link.was_seen.wait()
     assert (await world.complete("x", max_tokens=2))[0] == 200
+
+
+async def test_a_tokenizer_that_loads_for_ever_does_not_hold_up_the_end_of_the_process(start_world) -> None:
+    world = await start_world()
+    is_loading, may_go_on = threading.Event(), threading.Event()
+
+    def load(info):
+        is_loading.set()
+        may_go_on.wait()
+        return ByteTokenizer()
+
+    async def live() -> None:
+        config = GatewayConfig(target=str(world.served.path), port=0, is_open=True, drain_limit_s=0.0)
+        async with running(Gateway(config, load)) as gateway, aiohttp.ClientSession(gateway.url) as session:
+            await gateway.link.was_seen.wait()
+            pending = asyncio.create_task(session.post("/v1/completions", json={"prompt": "x"}))
+            await asyncio.to_thread(is_loading.wait)
+        pending.cancel()
+
+    process = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
+    process.start()
+    await asyncio.to_thread(process.join, 60)
+    assert not process.is_alive()
+    may_go_on.set()
