@@ -163,10 +163,10 @@ class Recording:
             self.is_torn = file.tell() > self.end
         return len(self.chunks) - num_before
 
-    def read(self, first_chunk: int = 0) -> Iterator[Recorded]:
-        """All messages from a chunk on, in order."""
+    def read(self, first_chunk: int = 0, num_chunks: int | None = None) -> Iterator[Recorded]:
+        """All messages from a chunk on, in order; of `num_chunks` chunks only, if given."""
         with _open_for_reading(self.path) as file:
-            for info in self.chunks[first_chunk:]:
+            for info in self.chunks[first_chunk:][:num_chunks]:
                 file.seek(info.offset)
                 chunk = _read_chunk(file)
                 if chunk is None:

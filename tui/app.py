@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from rich.console import RenderableType
 from rich.style import Style
-from textual._compositor import ChopsUpdate
 from textual.app import App
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
@@ -18,7 +17,7 @@ from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
 from schedtop.engine.snapshot import StepRecord, Viewport
 from schedtop.tui import ending
 from schedtop.tui.foresight import Forecaster, forecast_apart
-from schedtop.tui.keys import BY_ID, KEYS
+from schedtop.tui.keys import BY_ID
 from schedtop.tui.link import Link, Refusal
 from schedtop.tui.screens.dialog import Dialog
 from schedtop.tui.screens.live import DetailDialog, FleetDialog
@@ -26,7 +25,7 @@ from schedtop.tui.screens.main import MainScreen
 from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
 from schedtop.tui.state import Action, EngineView, LinkEvent, LinkUp, Outcome, Phase, Remembered, Scene, Ui, fold
 from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
-from schedtop.tui.widgets.output import NarrowUpdate
+from schedtop.tui.widgets.output import narrowed
 from schedtop.tui.widgets.panel import StyleOf
 
 INTERVAL_S = 0.25
@@ -73,14 +72,16 @@ class SchedtopApp(App[None]):
         self._sent: dict[str, Viewport] = {}
         self._style_functions: dict[tuple[str, bool], StyleOf] = {}
         self._is_paint_due = False
-        self._by_key = {name: key for key in KEYS for name in key.keys.split(",")}
         notes = "; ".join(self.options.notes)
         note = Action("settings", Outcome.REFUSED, notes) if notes else None
-        self._main = MainScreen(Ui(is_read_only=self.options.read_only, action=note), self.options.is_ascii)
+        self._main = self._new_main(note)
         for palette in self.options.palettes.values():
             self.register_theme(_textual_theme(palette))
         self.palette = self._palette(self.options.theme if has_colour else WITHOUT_COLOUR)
         self.theme = f"schedtop-{self.palette.name}"
+
+    def _new_main(self, action: Action | None) -> MainScreen:
+        return MainScreen(Ui(is_read_only=self.options.read_only, action=action), self.options.is_ascii)
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -102,9 +103,7 @@ class SchedtopApp(App[None]):
 
     def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
         """Textual's own, with less written for a partial update."""
-        if isinstance(renderable, ChopsUpdate):
-            renderable = NarrowUpdate(renderable)
-        super()._display(screen, renderable)
+        super()._display(screen, narrowed(renderable))
 
     # ---- life -----------------------------------------------------------------------------------------------
 
@@ -227,7 +226,8 @@ class SchedtopApp(App[None]):
 
     def show_help(self, dead: set[str]) -> None:
         """All keys."""
-        self._open(HelpDialog(self.styles_for(), self.options.is_ascii, self.keymap, dead))
+        is_replay = self._main.ui.playback is not None
+        self._open(HelpDialog(self.styles_for(), self.options.is_ascii, self.keymap, dead, is_replay))
 
     def _open(self, dialog: Dialog[None]) -> None:
         self.push_screen(dialog)
@@ -251,7 +251,9 @@ class SchedtopApp(App[None]):
     def show_commands(self) -> None:
         """The command registry: everything the key table can do, by name."""
         dead = self._main.dead_keys()
-        choices = [Choice(key.id, key.label, key.help, key.id in dead) for key in KEYS if key.id != "commands"]
+        choices = [
+            Choice(key.id, key.label, key.help, key.id in dead) for key in self._main.keys if key.id != "commands"
+        ]
 
         def chosen(key_id: str | None) -> None:
             if key_id in BY_ID:

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from schedtop.engine.errors import ConfigError
-from schedtop.tui.keys import BY_ID, keys_of
+from schedtop.tui.keys import BY_ID, keys_of, table
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,14 +56,15 @@ def load(path: Path) -> Config:
 
 
 def _check_clashes(path: Path, keymap: dict[str, str]) -> None:
-    owners: dict[str, str] = {}
-    for key in BY_ID.values():
-        for name in keys_of(key, keymap):
-            if name in owners:
-                raise ConfigError(
-                    f"{path}: key {name!r} is given to both {owners[name]!r} and {key.id!r}; choose another"
-                )
-            owners[name] = key.id
+    for keys in (table(is_replay=False), table(is_replay=True)):
+        owners: dict[str, str] = {}
+        for key in keys:
+            for name in keys_of(key, keymap):
+                if name in owners:
+                    raise ConfigError(
+                        f"{path}: key {name!r} is given to both {owners[name]!r} and {key.id!r}; choose another"
+                    )
+                owners[name] = key.id
 
 
 def _explained(fault: str) -> str:

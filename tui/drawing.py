@@ -6,6 +6,7 @@ from schedtop.tui.alerts import find_alerts
 from schedtop.tui.cells import Line, fit
 from schedtop.tui.keys import footer
 from schedtop.tui.layout import MIN_HEIGHT, MIN_WIDTH, Place
+from schedtop.tui.playback import replay_bar
 from schedtop.tui.state import Scene
 from schedtop.tui.views import overview
 from schedtop.tui.views.advisor import advisor
@@ -55,9 +56,11 @@ def _strip(name: str, scene: Scene, place: Place, keymap: Mapping[str, str], dea
         case "alerts":
             return overview.alert_strip(find_alerts(scene), width)
         case "action":
-            return overview.action_line(scene, width)
+            is_filter = scene.ui.prompt is not None
+            playback = scene.ui.playback
+            return replay_bar(playback, width) if playback and not is_filter else overview.action_line(scene, width)
         case "keys":
-            return footer(width, keymap, dead)
+            return footer(width, keymap, dead, scene.ui.playback is not None)
         case "tiny":
             return ((f"needs {MIN_WIDTH}x{MIN_HEIGHT}", "text"),)
     if snapshot is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from schedtop.tui.cells import Line, Span
 
@@ -94,11 +95,42 @@ KEYS: tuple[Key, ...] = (
     Key("fleet", "F", "fleet", "fleet", "all engines, one row each; Enter drills in", VIEW),
 )  # fmt: skip
 
-BY_ID: Mapping[str, Key] = {key.id: key for key in KEYS}
+REPLAY = "Replay"
+
+REPLAY_KEYS: tuple[Key, ...] = (
+    Key("play", "p,enter", "play", "play", "play, or stand still", REPLAY, footer=2),
+    Key("step_forward", "right_square_bracket,right", "step(1)", "step", "the next frame", REPLAY, footer=4),
+    Key("step_back", "left_square_bracket,left", "step(-1)", "back", "the frame before", REPLAY, footer=3),
+    Key("leap_forward", "right_curly_bracket,shift+right", "step(10)", "leap", "ten frames on", REPLAY),
+    Key("leap_back", "left_curly_bracket,shift+left", "step(-10)", "leap back", "ten frames back", REPLAY),
+    Key("first_frame", "0", "ends(0)", "first frame", "to the start of the recording", REPLAY),
+    Key("last_frame", "9", "ends(1)", "last frame", "to the end of the recording", REPLAY),
+    Key("seek", "S", "ask_place", "seek", "go to a step, a time of day, 90s, +10s, 50%", REPLAY, footer=5),
+    Key("search", "s", "ask_text", "search", "go to where a request or an event is named", REPLAY, footer=6),
+    Key("next_hit", "n", "find(1)", "next hit", "the next frame that names it", REPLAY, footer=7),
+    Key("previous_hit", "N", "find(-1)", "previous hit", "the frame before that names it", REPLAY),
+    Key("play_faster", "plus,equals_sign", "speed(1)", "faster", "play faster", REPLAY),
+    Key("play_slower", "minus", "speed(-1)", "slower", "play slower", REPLAY),
+    Key("open", "d", "enter", "details", "details of the selected request", REPLAY, footer=8),
+)
+"""Only in a replay; there they go before the rest, of which nothing that needs an engine is left."""
+
+_NOT_IN_REPLAY = frozenset({"enter", "freeze", "audit", "fleet"})
+BY_ID: Mapping[str, Key] = {key.id: key for key in (*KEYS, *REPLAY_KEYS)}
+
+
+@cache
+def table(is_replay: bool) -> tuple[Key, ...]:
+    """The keys of a live screen or of a replay."""
+    if not is_replay:
+        return KEYS
+    return REPLAY_KEYS + tuple(key for key in KEYS if not key.writes and key.id not in _NOT_IN_REPLAY)
+
 
 _NAMES = {
     "question_mark": "?", "colon": ":", "slash": "/", "less_than_sign": "<", "greater_than_sign": ">", "plus": "+",
     "equals_sign": "=", "minus": "-", "right_square_bracket": "]", "left_square_bracket": "[", "escape": "Esc",
+    "right_curly_bracket": "}", "left_curly_bracket": "{", "right": "→", "left": "←",
     "space": "Space", "enter": "Enter", "tab": "Tab", "pagedown": "PgDn", "pageup": "PgUp", "home": "Home",
     "end": "End", "down": "↓", "up": "↑",
 }  # fmt: skip
@@ -123,12 +155,12 @@ def keys_of(key: Key, keymap: Mapping[str, str]) -> list[str]:
     return [name for name in keymap.get(key.id, key.keys).split(",") if name]
 
 
-def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = ()) -> Line:
+def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = (), is_replay: bool = False) -> Line:
     """The most useful keys in one line; those that can't act now are greyed."""
     spans: list[Span] = []
     greyed = set(dead)
     used = 0
-    for key in sorted((key for key in KEYS if key.footer), key=lambda key: key.footer):
+    for key in sorted((key for key in table(is_replay) if key.footer), key=lambda key: key.footer):
         name = key_name(keys_of(key, keymap)[0])
         size = len(name) + len(key.label) + 3
         if used + size > width:
@@ -139,13 +171,14 @@ def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = ()) -> L
     return tuple(spans)
 
 
-def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = ()) -> list[Line]:
+def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = (), is_replay: bool = False) -> list[Line]:
     """All keys by group."""
     greyed = set(dead)
     lines: list[Line] = []
-    for group in dict.fromkeys(key.group for key in KEYS):
+    keys = table(is_replay)
+    for group in dict.fromkeys(key.group for key in keys):
         lines += [(), ((group, "title"),)] if lines else [((group, "title"),)]
-        for key in KEYS:
+        for key in keys:
             if key.group == group:
                 names = "  ".join(key_name(name) for name in keys_of(key, keymap)) or "(through :)"
                 is_dead = key.id in greyed

@@ -72,12 +72,17 @@ def _panel(name: str, scene: Scene, width: int, height: int) -> list[str]:
 
 def as_json(scene: Scene) -> str:
     """The state as one JSON document (see the head of this file)."""
+    return msgspec.json.format(msgspec.json.encode(document(scene)), indent=2).decode()
+
+
+def document(scene: Scene) -> dict[str, Any]:
+    """The state as what becomes the JSON document."""
     update = scene.view.update
     welcome = scene.view.welcome
     assert update is not None
     assert welcome is not None
     to_builtins: Callable[[Any], Any] = msgspec.to_builtins
-    document = {
+    return {
         "schema": SCHEMA,
         "info": to_builtins(welcome.info),
         "snapshot": to_builtins(update.snapshot),
@@ -88,4 +93,3 @@ def as_json(scene: Scene) -> str:
             for f in find(scene)
         ],
     }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -10,6 +10,7 @@ from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, We
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.snapshot import EngineEvent, Snapshot, StepRecord
 from schedtop.tui.foresight import Prospect
+from schedtop.tui.playback import Playback
 
 SAMPLES_KEPT = 1200
 EVENTS_KEPT = 500
@@ -272,6 +273,8 @@ class Ui:
     is_frozen: bool = False
     is_read_only: bool = False
     action: Action | None = None
+    playback: Playback | None = None
+    """Where a replay stands; None = a live engine."""
 
 
 @dataclass(frozen=True, slots=True)

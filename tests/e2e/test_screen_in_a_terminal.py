@@ -101,3 +101,19 @@ def test_a_staged_knob_shows_what_it_would_do(served: Served) -> None:
         shown = terminal.wait_for_text("ITL p99")
         assert "next 30 s" in shown and "preempted" in shown
         assert served.snapshot().generation == 0
+
+
+def test_a_recording_is_replayed_on_the_screen_without_its_engine(served: Served) -> None:
+    path = str(served.home.folder / "engine.rec")
+    run = served.home.schedtop("record", path, "--for", "1s", "--interval", "100ms", "--connect", str(served.socket))
+    assert run.returncode == 0, run.stderr
+    served.stop()
+    with Terminal(served.home, "replay", path, columns=120, lines=40) as terminal:
+        terminal.wait_for_text("REPLAY ⏸ 1x")
+        terminal.press("]")
+        terminal.wait_for_text("frame 2/")
+        terminal.press("x", "P")
+        terminal.press("p")
+        terminal.wait_for_text("frame 5/")
+        terminal.press("q")
+        assert terminal.wait_for_exit() == 0

@@ -5,10 +5,12 @@ import sys
 
 import pytest
 from rich.color import ColorSystem
+from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
+from textual._compositor import ChopsUpdate
 
-from schedtop.tui.widgets.output import Pen
+from schedtop.tui.widgets.output import Pen, narrowed
 
 
 def refreshed(app) -> int:
@@ -79,6 +81,40 @@ def test_the_pen_writes_only_what_changes() -> None:
         "<[0m<[38;2;255;255;255;48;2;0;0;0mab<[38;2;255;0;0mc<[0;1;38;2;255;0;0;48;2;0;0;0md"
         "<[0;38;2;255;0;0;48;2;0;0;0me<[0m"
     )
+
+
+def test_the_screen_runs_without_the_private_classes_that_make_it_write_less() -> None:
+    code = """
+import asyncio, textual.app, textual.screen, textual._compositor as compositor
+kept = compositor.ChopsUpdate
+del compositor.ChopsUpdate
+from schedtop.tui.app import Options, SchedtopApp
+from schedtop.tui.widgets import output
+compositor.ChopsUpdate = kept
+from schedtop.tui.link import ClientLink
+async def run():
+    app = SchedtopApp([ClientLink("/nowhere.sock")], Options(tick_s=None))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        return app._main.board.panels["identity"].text()
+print(hasattr(output, "NarrowUpdate"), asyncio.run(run()))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("False schedtop")
+
+
+def test_an_update_of_another_shape_is_written_in_textuals_own_way() -> None:
+    class Other(ChopsUpdate):
+        def __init__(self) -> None:
+            self.spans = [(0, 1)]
+
+        def render_segments(self, console) -> str:
+            return "its own"
+
+    narrow = narrowed(Other())
+    assert narrow is not None
+    assert narrow.render_segments(Console()) == "its own"
 
 
 @pytest.mark.parametrize(

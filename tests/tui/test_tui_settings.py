@@ -7,7 +7,7 @@ import pytest
 from schedtop.engine.errors import ConfigError
 from schedtop.tui.config import load
 from schedtop.tui.drawing import PANELS
-from schedtop.tui.keys import BY_ID, KEYS, footer, keys_of
+from schedtop.tui.keys import BY_ID, KEYS, REPLAY_KEYS, footer, keys_of
 from schedtop.tui.theme import ROLES, BadTheme, load_all, parse, shipped
 
 
@@ -64,12 +64,14 @@ async def test_a_remapped_key_acts_and_its_old_one_does_not(make_app, busy_link)
 
 def test_no_two_keys_of_the_table_clash_and_every_action_exists() -> None:
     from schedtop.tui.screens.main import MainScreen
+    from schedtop.tui.screens.replay import ReplayScreen
 
     names = [name for key in KEYS for name in keys_of(key, {})]
     assert len(names) == len(set(names))
-    assert len(BY_ID) == len(KEYS)
-    for key in KEYS:
-        assert hasattr(MainScreen, f"action_{key.action.partition('(')[0]}"), key.id
+    assert len(BY_ID) == len(KEYS) + len(REPLAY_KEYS)
+    for key in BY_ID.values():
+        screen = ReplayScreen if key in REPLAY_KEYS else MainScreen
+        assert hasattr(screen, f"action_{key.action.partition('(')[0]}"), key.id
 
 
 def test_destructive_keys_are_no_letters_that_mean_refresh_elsewhere_and_ask_first() -> None:

@@ -39,7 +39,8 @@ class DetailDialog(Dialog[None]):
         events = len(detail.events)
         lines = list(lifeline(scene, width, 100).lines)
         head, told = lines[: len(lines) - events], lines[len(lines) - events :]
-        blocks: list[Span] = [(f"{len(detail.block_ids)} blocks  ", "strong"), (_ranges(detail.block_ids), "dim")]
+        which = _ranges(detail.block_ids) or ("which ones is not in the recording" if scene.ui.playback else "")
+        blocks: list[Span] = [(f"{detail.row.num_blocks} blocks  ", "strong"), (which, "dim")]
         map_lines = kv_cells(snapshot.kv_map, width, 8) if snapshot.kv_map else []
         return [*head, (), fit(blocks, width), *map_lines, (), (("events", "title"),), *told]
 

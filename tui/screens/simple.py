@@ -31,14 +31,17 @@ class HelpDialog(Dialog[None]):
     heading = "keys"
     wanted_width = 100
 
-    def __init__(self, styles: StyleOf, is_ascii: bool, keymap: Mapping[str, str], dead: Iterable[str]) -> None:
+    def __init__(
+        self, styles: StyleOf, is_ascii: bool, keymap: Mapping[str, str], dead: Iterable[str], is_replay: bool = False
+    ) -> None:
         super().__init__(styles, is_ascii)
         self._keymap = keymap
+        self._is_replay = is_replay
         self._dead = set(dead)
 
     def body(self, width: int) -> list[Line]:
         """The key table in words, then how to read the screen."""
-        return [*help_lines(self._keymap, self._dead), *LEGEND]
+        return [*help_lines(self._keymap, self._dead, self._is_replay), *LEGEND]
 
 
 class ConfirmDialog(Dialog[bool]):

@@ -13,7 +13,8 @@ from textual.screen import Screen
 from schedtop.engine.snapshot import RequestRow, Viewport
 from schedtop.tui import staging, table
 from schedtop.tui.drawing import PANELS, draw
-from schedtop.tui.keys import BY_ID, KEYS, keys_of
+from schedtop.tui.keys import BY_ID, Key, keys_of
+from schedtop.tui.keys import table as key_table
 from schedtop.tui.layout import Size, plan, size_class
 from schedtop.tui.state import Action, Outcome, Scene, Ui
 from schedtop.tui.table import HEAD_ROWS
@@ -94,10 +95,15 @@ class WatchScreen(Screen[None]):
             detail = row.request_id
         return table.viewport(self.ui, height, cells, detail)
 
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys that mean something here."""
+        return key_table(self.ui.playback is not None)
+
     def dead_keys(self) -> set[str]:
         """Ids of keys that can't act now."""
         view = self.owner.view
-        return {key.id for key in KEYS if key.writes and (self.ui.is_read_only or not view.can(key.command))}
+        return {key.id for key in self.keys if key.writes and (self.ui.is_read_only or not view.can(key.command))}
 
     def on_resize(self) -> None:
         """Lay out again."""
@@ -121,7 +127,7 @@ class WatchScreen(Screen[None]):
         elif self.ui.focus == "knobs" and self._type_knob(event):
             pass
         else:
-            key = next((key for key in KEYS if event.key in keys_of(key, self.owner.keymap)), None)
+            key = next((key for key in self.keys if event.key in keys_of(key, self.owner.keymap)), None)
             if key is None:
                 return
             await self.run_key(key.id)

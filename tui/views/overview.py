@@ -48,8 +48,12 @@ def _freshness(scene: Scene) -> Line:
     if scene.ui.is_frozen:
         parts.append([("⏸ SCREEN PAUSED", "warn")])
     parts.append([("RO", "warn")] if scene.ui.is_read_only else [("RW", "dim")])
+    if scene.ui.playback is not None:
+        parts.append([("REPLAY", "warn")])
     if scene.view.phase is Phase.LOST:
         parts.append([("✗ GONE", "bad")])
+    elif scene.ui.playback is not None:
+        pass
     elif scene.view.phase is Phase.CONNECTING:
         parts.append([("… connecting", "dim")])
     elif scene.is_stale:

@@ -30,6 +30,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "model": ("schedtop.cli.foresight:model", "The step-time model, fitted from live steps."),
         "forecast": ("schedtop.cli.foresight:forecast_command", "What a knob will do, before it is turned."),
         "record": ("schedtop.cli.record:record", "Write the flight recorder to a file."),
+        "replay": ("schedtop.cli.replay:replay", "Look at a recording on the screen: play, step, seek, search."),
         "export": ("schedtop.cli.record:export", "Turn a recording into CSV or JSON lines."),
     },
     "Run an engine": {
