@@ -339,14 +339,16 @@ class VllmCore:
             faults.append(f"no request is live, but {in_use} blocks are in use")
         return faults
 
-    def snapshot(self, view: Viewport) -> Snapshot:
-        """vLLM as it stands at this boundary, cut to `view`."""
+    def snapshot(self, viewport: Viewport) -> Snapshot:
+        """vLLM as it stands at this boundary, cut to `viewport`."""
         scheduler, books = self._scheduler, self.books
-        running = self._rows(iter(scheduler.running), view, view.running_offset, view.running_rows, is_waiting=False)
-        waiting = self._rows(self._waiting(), view, view.waiting_offset, view.waiting_rows, is_waiting=True)
+        running = self._rows(
+            iter(scheduler.running), viewport, viewport.running_offset, viewport.running_rows, is_waiting=False
+        )
+        waiting = self._rows(self._waiting(), viewport, viewport.waiting_offset, viewport.waiting_rows, is_waiting=True)
         num_waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
         last = self.records[-1] if self.records else None
-        request = scheduler.requests.get(view.detail) if view.detail else None
+        request = scheduler.requests.get(viewport.detail) if viewport.detail else None
         return Snapshot(
             step=books.step,
             mono=time.monotonic(),
@@ -367,7 +369,7 @@ class VllmCore:
             counters=books.stats.counters(),
             recent_preemptions=list(books.stats.recent_preemptions)[-NUM_PREEMPTIONS_SHOWN:],
             last_step_mono=last.mono if last else None,
-            kv_map=kv_map(scheduler, view.kv_cells, request) if view.kv_cells else None,
+            kv_map=kv_map(scheduler, viewport.kv_cells, request) if viewport.kv_cells else None,
             detail=self._detail(request) if request is not None else None,
         )
 
