@@ -10,7 +10,7 @@ from schedtop.engine.snapshot import KvMap, RequestDetail, Snapshot, StepRecord,
 
 NUM_PREEMPTIONS_SHOWN = 50
 MAX_CELLS = 4096
-_SEVERITY = ".cushp"
+_MOST_SEVERE_FIRST = "phsuc"
 """Cell letters from least to most telling: a cell shows the most telling state among its blocks."""
 
 
@@ -79,7 +79,7 @@ def build_snapshot(
         num_running_matched=num_running_matched,
         num_waiting_matched=num_waiting_matched,
         last_step=last_step,
-        counters=sched.stats.counters(),
+        counters=sched.stats.counters(sched.kv.pool.num_evictions),
         recent_preemptions=list(sched.stats.recent_preemptions)[-NUM_PREEMPTIONS_SHOWN:],
         last_step_mono=last_step.mono if last_step else None,
         kv_map=kv_map(sched, view.kv_cells, view.detail) if view.kv_cells > 0 else None,
@@ -106,8 +106,13 @@ def kv_map(sched: SchedulerInterface, num_cells: int, marked: str | None) -> KvM
     """The pool as at most `num_cells` cells of equally many blocks, in order of block id."""
     states = sched.kv.block_states()
     per_cell = max(1, -(-len(states) // min(num_cells, MAX_CELLS)))
-    cells = [max(states[start : start + per_cell], key=_SEVERITY.index) for start in range(0, len(states), per_cell)]
+    cells = [_cell(states[start : start + per_cell]) for start in range(0, len(states), per_cell)]
     request = sched.requests.get(marked) if marked is not None else None
     first = sched.kv.pool.first_usable_id
     marks = sorted({(block.block_id - first) // per_cell for block in request.blocks}) if request else []
     return KvMap(blocks_per_cell=per_cell, cells="".join(cells), marks=marks)
+
+
+def _cell(states: str) -> str:
+    """The letter of several blocks: searching a text is many times faster than looking at each."""
+    return next((letter for letter in _MOST_SEVERE_FIRST if letter in states), ".")

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Reversible
 
 from schedtop.engine.kv.block import FreeBlockQueue, KVCacheBlock
 
+_FREE, _CACHED, _IN_USE, _SHARED = b".cus"
+
 
 class BlockPool:
     """`num_blocks` blocks, of which block 0 is never handed out when `null_block` is set."""
@@ -17,10 +19,14 @@ class BlockPool:
         self._free_queue = FreeBlockQueue(self._usable)
         # A hash can stand on several blocks: requests that computed the same prefix side by side.
         self._cached: dict[bytes, list[KVCacheBlock]] = {}
+        self._letters = bytearray(b"." * num_blocks)
+        """What `states` tells, kept up to date: to work it out would take longer than a step when the pool is large."""
         self.num_cached_free = 0
         """Free blocks that still hold a hashed prefix."""
         self.num_shared = 0
         """Blocks used by more than one request."""
+        self.num_evictions = 0
+        """Cached blocks that were handed out for something else, so far."""
 
     @property
     def num_usable(self) -> int:
@@ -37,12 +43,9 @@ class BlockPool:
         """Id of the first block that is ever handed out; the usable ids are consecutive."""
         return self._usable[0].block_id
 
-    def states(self) -> list[str]:
+    def states(self) -> str:
         """One letter per usable block: `s` shared, `u` in use, `c` cached, `.` free."""
-        return [
-            ("s" if block.ref_cnt > 1 else "u") if block.ref_cnt else (".c"[block.block_hash is not None])
-            for block in self._usable
-        ]
+        return self._letters[self.first_usable_id :].decode("ascii")
 
     def take(self, count: int) -> list[KVCacheBlock]:
         """Hand out `count` blocks from the front of the free queue, forgetting what they cached.
@@ -54,8 +57,10 @@ class BlockPool:
             block = self._free_queue.popleft()
             if block.block_hash is not None:
                 self.num_cached_free -= 1
+                self.num_evictions += 1
                 self.uncache(block)
             block.ref_cnt = 1
+            self._letters[block.block_id] = _IN_USE
             taken.append(block)
         return taken
 
@@ -65,8 +70,10 @@ class BlockPool:
             if block.ref_cnt == 0:
                 self._free_queue.remove(block)
                 self.num_cached_free -= 1
+                self._letters[block.block_id] = _IN_USE
             elif block.ref_cnt == 1:
                 self.num_shared += 1
+                self._letters[block.block_id] = _SHARED
             block.ref_cnt += 1
 
     def release(self, blocks: Reversible[KVCacheBlock]) -> None:
@@ -80,7 +87,9 @@ class BlockPool:
             assert block.ref_cnt >= 0, f"{block} released more often than taken"
             if block.ref_cnt == 1:
                 self.num_shared -= 1
+                self._letters[block.block_id] = _IN_USE
             elif block.ref_cnt == 0:
+                self._letters[block.block_id] = _FREE if block.block_hash is None else _CACHED
                 if block.block_hash is None:
                     worthless.append(block)
                 else:
@@ -108,6 +117,8 @@ class BlockPool:
         if not twins:
             del self._cached[block.block_hash]
         block.block_hash = None
+        if block.ref_cnt == 0:
+            self._letters[block.block_id] = _FREE
 
     def forget(self, block: KVCacheBlock) -> None:
         """Forget what a block caches, if anything, whether it is in use or free."""
@@ -131,10 +142,12 @@ class BlockPool:
         if len(free_ids) != self.num_free:
             faults.append(f"free queue holds {len(free_ids)} blocks, its count says {self.num_free}")
         free = set(free_ids)
-        for block in self._usable:
+        for block, letter in zip(self._usable, self.states(), strict=True):
             held_by = users.get(block.block_id, 0)
             if block.ref_cnt != held_by:
                 faults.append(f"block {block.block_id} has reference count {block.ref_cnt} but {held_by} users")
+            elif letter != _letter(block):
+                faults.append(f"block {block.block_id} is told as {letter!r}, it is {_letter(block)!r}")
             if (block.ref_cnt == 0) != (block.block_id in free):
                 faults.append(f"block {block.block_id} with reference count {block.ref_cnt} is misplaced")
         cached = {block.block_id for twins in self._cached.values() for block in twins}
@@ -146,3 +159,9 @@ class BlockPool:
         if self.num_shared != (shared := sum(block.ref_cnt > 1 for block in self._usable)):
             faults.append(f"{shared} shared blocks, their count says {self.num_shared}")
         return faults
+
+
+def _letter(block: KVCacheBlock) -> str:
+    if block.ref_cnt:
+        return "s" if block.ref_cnt > 1 else "u"
+    return "." if block.block_hash is None else "c"

@@ -256,14 +256,16 @@ class KVCacheManager:
             block_size=self.block_size,
         )
 
-    def block_states(self) -> list[str]:
+    def block_states(self) -> str:
         """One letter per usable block as `KvMap` explains them."""
-        states, first = self.pool.states(), self.pool.first_usable_id
+        if not self._held and not self._pending:
+            return self.pool.states()
+        states, first = list(self.pool.states()), self.pool.first_usable_id
         for letter, groups in (("h", self._held.values()), ("p", [blocks for _, blocks in self._pending])):
             for block in (block for blocks in groups for block in blocks):
                 if block.ref_cnt == 1:
                     states[block.block_id - first] = letter
-        return states
+        return "".join(states)
 
     def _num_held_and_pending(self) -> tuple[int, int]:
         """Blocks kept for transfers, and blocks whose free is pending; what a live request uses as well is neither."""

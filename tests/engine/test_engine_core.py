@@ -158,6 +158,7 @@ def test_the_self_check_finds_a_leak() -> None:
         (lambda s: setattr(s.requests["a"], "num_output_placeholders", -1), "has -1 placeholders"),
         (lambda s: setattr(s.requests["a"], "num_slots", 3), "has 3 slots in 2 blocks"),
         (lambda s: s.kv.pool.take(1), "has reference count 1 but 0 users"),
+        (lambda s: s.kv.pool._letters.__setitem__(1, ord(".")), "block 1 is told as '.', it is 'u'"),
         (lambda s: s.requests["a"].blocks.pop(), "has reference count 1 but 0 users"),
     ],
 )
