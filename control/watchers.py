@@ -26,6 +26,7 @@ EVENT_INTERVAL_S = 0.05
 """While steps run, the events of this long go out together."""
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.02, 3600.0
 """Between snapshots of one subscription."""
+_NUM_TURNS = 997
 MAX_STEPS_PER_UPDATE = 1024
 """Step records that go with one snapshot at most: the newest."""
 
@@ -133,9 +134,9 @@ class Watchers:
         due: defaultdict[Viewport, list[Connection]] = defaultdict(list)
         for connection in self._subscribers:
             if _wants_snapshot(connection) and connection.next_snapshot_at <= now:
-                assert connection.subscription is not None and connection.subscription.interval_s is not None
+                assert connection.subscription is not None
                 connection.awaits_snapshot = True
-                connection.next_snapshot_at = max(now, connection.next_snapshot_at + connection.subscription.interval_s)
+                connection.next_snapshot_at = _next_turn(connection.subscription, now)
                 due[connection.subscription.viewport].append(connection)
         for viewport, connections in due.items():
             self._engine.submit(partial(_snapshot, viewport), partial(self._send_snapshot, connections))
@@ -181,6 +182,13 @@ def _wants_snapshot(connection: Connection) -> bool:
         and not connection.awaits_snapshot
         and connection.is_ready
     )
+
+
+def _next_turn(subscription: Subscribe, now: float) -> float:
+    """When its next snapshot is due: at the same time for all with the same view, who share one, others apart."""
+    assert subscription.interval_s is not None
+    turn = hash(subscription.viewport) % _NUM_TURNS / _NUM_TURNS * subscription.interval_s
+    return now + subscription.interval_s - (now - turn) % subscription.interval_s
 
 
 def _snapshot(viewport: Viewport, core: EngineCore) -> Snapshot:

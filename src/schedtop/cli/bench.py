@@ -2,8 +2,10 @@
 
 import click
 
+from schedtop.cli.bench_control import control
 from schedtop.cli.bench_engine import engine
 from schedtop.cli.bench_scheduler import scheduler
+from schedtop.cli.bench_tui import tui
 
 
 @click.group()
@@ -13,3 +15,5 @@ def bench() -> None:
 
 bench.add_command(scheduler)
 bench.add_command(engine)
+bench.add_command(tui)
+bench.add_command(control)

@@ -1,0 +1,278 @@
+"""What watchers cost the engine: step times with and without clients, in rounds that alternate.
+
+The engine and its control server run in this process, its steps on the simulated runner in real time; clients are in
+another process (`bench_clients.py`), as they are in life. Nothing is printed here. Wall time is what users feel, the
+engine thread's CPU time is what doesn't depend on what else the machine does.
+"""
+
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
+
+from schedtop.control.audit import AuditLog
+from schedtop.control.bench_clients import Order, RoundTrips
+from schedtop.control.messages import EngineInfo
+from schedtop.control.server import ControlServer
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.core import EngineCore
+from schedtop.engine.loop import EngineLoop
+from schedtop.engine.outputs import EngineCoreOutputs
+from schedtop.engine.runner.simulated import SimulatedRunner
+from schedtop.engine.sampling_params import SamplingParams
+from schedtop.engine.sim.step_model import StepModel
+
+BLOCK_SIZE = 16
+PROMPT = 16
+BLOCKS_PER_REQUEST = 64
+NUM_SETTLING = 5
+"""Steps after a change of clients that aren't counted."""
+NUM_COMMANDS = 5
+"""Of each kind, per round."""
+
+CONFIGURATIONS: dict[str, Order] = {
+    "no client": Order(),
+    "one at 10 Hz": Order(num_reading=1),
+    "ten at 10 Hz": Order(num_reading=10),
+    "one that never reads": Order(num_stalled=1),
+    "no client again": Order(),
+}
+"""Alternated in this order in every round. The first is what the others are compared with, with its last the spread."""
+FIRST, AGAIN = "no client", "no client again"
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine does meanwhile."""
+
+    num_requests: int = 1000
+    step_s: float = 0.010
+    num_steps: int = 60
+    """Per configuration and round."""
+
+
+class Served(NamedTuple):
+    """A running engine and what serves it."""
+
+    core: "TimedCore"
+    server: ControlServer
+    path: Path
+
+
+class StepTimes(msgspec.Struct, frozen=True):
+    """Seconds of each step: from its end back to the end of the one before. `cpu`: of the engine thread alone."""
+
+    wall: list[float] = []
+    cpu: list[float] = []
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """Per configuration a `StepTimes` per round; round trips of commands, measured without other clients."""
+
+    rounds: dict[str, list[StepTimes]]
+    trips: RoundTrips
+
+
+class TimedCore(EngineCore):
+    """An engine that notes when its steps end."""
+
+    def __init__(self, config: EngineConfig, step_s: float) -> None:
+        model = StepModel(base_s=step_s, per_sequence_s=0.0, per_prefill_token_s=0.0)
+        super().__init__(config, SimulatedRunner(model))
+        self.times = StepTimes()
+        self._last = (0.0, 0.0)
+        self._num_wanted = 0
+        self._is_enough = threading.Event()
+
+    def step(self) -> EngineCoreOutputs | None:
+        """As the engine's, with a note."""
+        outputs = super().step()
+        now = (time.perf_counter(), time.thread_time())
+        if self._num_wanted:
+            self.times.wall.append(now[0] - self._last[0])
+            self.times.cpu.append(now[1] - self._last[1])
+            self._num_wanted -= 1
+            if not self._num_wanted:
+                self._is_enough.set()
+        self._last = now
+        return outputs
+
+    def take_times(self, num_steps: int) -> StepTimes:
+        """From another thread: the times of the next `num_steps` steps."""
+        self.times = StepTimes([], [])
+        self._is_enough.clear()
+        self._num_wanted = num_steps
+        self._is_enough.wait()
+        return self.times
+
+
+def measure(load: Load, num_rounds: int, progress: Callable[[int], None] = lambda _: None) -> Results:
+    """Run all rounds. `progress` is told the number of each as it begins."""
+    rounds: dict[str, list[StepTimes]] = {name: [] for name in CONFIGURATIONS}
+    trips = RoundTrips()
+    with (
+        tempfile.TemporaryDirectory(prefix="schedtop-bench-") as folder,
+        served(load, Path(folder)) as (core, _, path),
+        ClientProcess(path) as clients,
+    ):
+        for number in range(num_rounds):
+            progress(number)
+            for name, order in CONFIGURATIONS.items():
+                clients.obey(order)
+                core.take_times(NUM_SETTLING)
+                rounds[name].append(core.take_times(load.num_steps))
+            made = clients.obey(Order(num_commands=NUM_COMMANDS))
+            trips.plain.extend(made.plain)
+            trips.audited.extend(made.audited)
+    return Results(rounds=rounds, trips=trips)
+
+
+@contextmanager
+def served(load: Load, folder: Path) -> Iterator[Served]:
+    """An engine with all its requests running, and the socket of its control server."""
+    core = TimedCore(_sizes(load), load.step_s)
+    engine, audit = EngineLoop(core), AuditLog(folder / "audit.sqlite")
+    server = ControlServer(engine, _introduction(core), core.knob_table, audit)
+    engine.start()
+    try:
+        server.start(folder / "e.sock")
+        engine.submit(lambda core: _submit(core, load.num_requests), lambda call: None)
+        core.take_times(NUM_SETTLING)
+        yield Served(core, server, folder / "e.sock")
+        server.stop()
+    finally:
+        engine.stop()
+        core.shutdown()
+        audit.close()
+
+
+def _sizes(load: Load) -> EngineConfig:
+    return EngineConfig(
+        name="bench",
+        block_size=BLOCK_SIZE,
+        num_kv_blocks=load.num_requests * BLOCKS_PER_REQUEST + 1,
+        max_model_len=1 << 20,
+        max_num_batched_tokens=load.num_requests * PROMPT,
+        max_num_seqs=load.num_requests,
+    )
+
+
+def _introduction(core: EngineCore) -> EngineInfo:
+    config = core.config
+    return EngineInfo(name=config.name, model="none", boot_id="bench", pid=0, version="")
+
+
+def _submit(core: EngineCore, count: int) -> None:
+    sampling = SamplingParams(max_tokens=1 << 19, ignore_eos=True)
+    for number in range(count):
+        core.add_request(f"request-{number}", [number % 100 + 1] * PROMPT, sampling)
+
+
+class ClientProcess:
+    """The clients, in a process of their own; a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-P", "-m", "schedtop.control.bench_clients", str(path)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def obey(self, order: Order) -> RoundTrips:
+        """Returns when the clients are as ordered."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        return msgspec.json.decode(self._process.stdout.readline(), type=RoundTrips)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+# ---- what it comes to ---------------------------------------------------------------------------------------------
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration. Times in seconds; ratios to no client, 1.0 = as fast."""
+
+    median_s: float
+    p99_s: float
+    median_ratio: float
+    p99_ratio: float
+    cpu_median_s: float
+    cpu_median_ratio: float
+    cpu_p99_ratio: float
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All configurations. Spreads are ratios too: no client against itself, the largest group to the smallest."""
+
+    configurations: dict[str, Figures]
+    median_spread: float
+    p99_spread: float
+    cpu_median_spread: float
+    cpu_p99_spread: float
+    step_s: float
+    """Median without a client."""
+    plain_trip_s: list[float]
+    """Round trips of a snapshot without rows: median, p99 and longest."""
+    audited_trip_s: list[float]
+    """Of a knob change, whose row is on disk before the reply."""
+
+
+def summarise(results: Results) -> Summary:
+    """Medians and 99th percentiles over all rounds together."""
+    pooled = {name: _pool(rounds) for name, rounds in results.rounds.items()}
+    base = pooled[FIRST]
+    groups = [_pool(results.rounds[name][half::2]) for name in (FIRST, AGAIN) for half in (0, 1)]
+    groups = [group for group in groups if group.wall]
+    return Summary(
+        configurations={name: _figures(times, base) for name, times in pooled.items()},
+        median_spread=_spread([quantile(group.wall, 0.5) for group in groups]),
+        p99_spread=_spread([quantile(group.wall, 0.99) for group in groups]),
+        cpu_median_spread=_spread([quantile(group.cpu, 0.5) for group in groups]),
+        cpu_p99_spread=_spread([quantile(group.cpu, 0.99) for group in groups]),
+        step_s=quantile(base.wall, 0.5),
+        plain_trip_s=[quantile(results.trips.plain, share) for share in (0.5, 0.99, 1.0)],
+        audited_trip_s=[quantile(results.trips.audited, share) for share in (0.5, 0.99, 1.0)],
+    )
+
+
+def _pool(rounds: Sequence[StepTimes]) -> StepTimes:
+    return StepTimes([t for times in rounds for t in times.wall], [t for times in rounds for t in times.cpu])
+
+
+def _figures(times: StepTimes, base: StepTimes) -> Figures:
+    median, p99, cpu_median = quantile(times.wall, 0.5), quantile(times.wall, 0.99), quantile(times.cpu, 0.5)
+    return Figures(
+        median_s=median,
+        p99_s=p99,
+        median_ratio=median / quantile(base.wall, 0.5),
+        p99_ratio=p99 / quantile(base.wall, 0.99),
+        cpu_median_s=cpu_median,
+        cpu_median_ratio=cpu_median / quantile(base.cpu, 0.5),
+        cpu_p99_ratio=quantile(times.cpu, 0.99) / quantile(base.cpu, 0.99),
+    )
+
+
+def _spread(values: Sequence[float]) -> float:
+    return max(values) / min(values)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie.
+
+    >>> quantile([3.0, 1.0, 2.0], 0.5)
+    2.0
+    """
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
