@@ -235,6 +235,8 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     external_cache_hits: int = 0
     """Those of the prefix cache hits whose KV a connector brought from elsewhere."""
+    cache_evictions: int | None = None
+    """Cached blocks given up for something else; None: not exported by this engine."""
 
 
 class Viewport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

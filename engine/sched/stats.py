@@ -170,8 +170,8 @@ class SchedulerStats:
         samples, self.samples = self.samples, StepSamples()
         return samples
 
-    def counters(self) -> Counters:
-        """The totals, frozen."""
-        names = Counters.__struct_fields__
-        values = {name: getattr(self, name) for name in names}
+    def counters(self, cache_evictions: int | None = None) -> Counters:
+        """The totals, frozen; `cache_evictions` is counted by the pool."""
+        names = (name for name in Counters.__struct_fields__ if name != "cache_evictions")
+        values = {name: getattr(self, name) for name in names} | {"cache_evictions": cache_evictions}
         return Counters(**{**values, "finished": {str(key): count for key, count in self.finished.items()}})
