@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schedtop.engine.knobs import KnobValue
-from schedtop.engine.snapshot import LimitedBy, PauseState, Snapshot, StepRecord
+from schedtop.engine.snapshot import LimitedBy, PauseState, Snapshot, StepRecord, WaitReason
 from schedtop.tui.alerts import STALL_AFTER_S, head_blocked, stalled_for
 from schedtop.tui.format import age, duration, percent, rate
 from schedtop.tui.state import Scene, rates
@@ -15,6 +15,10 @@ from schedtop.tui.state import Scene, rates
 STORM_PER_S = 0.5
 GAP_RATIO = 3.0
 FREE_SHARE_LOW = 0.1
+FREE_SHARE_HIGH = 0.5
+THRASH_WINDOW_S = 30.0
+THRASH_FROM_HITS, THRASH_TO_HITS = 0.3, 0.5
+"""Hits thrash when the cache has served this share of its prompt tokens, and now serves less than this part of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,9 @@ def find(scene: Scene) -> list[Finding]:
         _budget_below_running(snapshot),
         _head_blocked(snapshot),
         _starved_decodes(scene, snapshot),
+        _overprovided(snapshot),
         _limited(scene, snapshot),
+        _cache_thrash(scene, snapshot),
         _idle_drafts(snapshot),
     )
     return [finding for finding in checks if finding is not None]
@@ -139,6 +145,39 @@ def _budget_limited(scene: Scene, snapshot: Snapshot, step: StepRecord) -> Findi
         return Finding("budget-limited", evidence, "the budget is at its ceiling")
     return Finding("budget-limited", evidence, "a larger budget starts them sooner, at longer token gaps",
                    {"max_num_batched_tokens": min(int(ceiling), step.budget * 2)})  # fmt: skip
+
+
+def _overprovided(snapshot: Snapshot) -> Finding | None:
+    """Somebody waits for blocks that are set aside for lengths which nobody reaches."""
+    waiting = snapshot.waiting_by_reason.get(WaitReason.KV_BLOCKS, 0)
+    pool = snapshot.pool
+    if not (snapshot.knobs.reserve_output and waiting and pool.free > pool.usable * FREE_SHARE_HIGH):
+        return None
+    evidence = (
+        f"{waiting} wait for KV blocks while {percent(pool.free, pool.usable)} of them are free: "
+        "set aside for prompt + max_tokens"
+    )
+    return Finding("over-provisioned context", evidence, "admit by what is used; ask for smaller max_tokens",
+                   {"reserve_output": False})  # fmt: skip
+
+
+def _cache_thrash(scene: Scene, snapshot: Snapshot) -> Finding | None:
+    """Prefixes that used to be found are given up before they are asked for again."""
+    counters, pool = snapshot.counters, snapshot.pool
+    since = scene.engine_now - THRASH_WINDOW_S
+    recent = [sample for sample in scene.view.samples if sample.mono >= since]
+    evicted = sum(sample.evictions for sample in recent)
+    queries, hits = (sum(getattr(sample, name) for sample in recent) for name in ("cache_queries", "cache_hits"))
+    older_queries, older_hits = counters.prefix_cache_queries - queries, counters.prefix_cache_hits - hits
+    if evicted < pool.usable or not queries or older_hits < THRASH_FROM_HITS * older_queries or not older_queries:
+        return None
+    if hits * older_queries > THRASH_TO_HITS * older_hits * queries:
+        return None
+    evidence = (
+        f"{evicted} cached blocks given up in {age(THRASH_WINDOW_S)} (pool {pool.usable}); "
+        f"{percent(hits, queries)} of prompt tokens found in the cache, {percent(older_hits, older_queries)} before"
+    )
+    return Finding("cache thrash", evidence, "more prefixes than KV holds: give each engine its own, or enlarge KV")
 
 
 def _idle_drafts(snapshot: Snapshot) -> Finding | None:

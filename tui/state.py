@@ -83,6 +83,11 @@ class Sample:
     lost_tokens: int
     generated_tokens: int
     first_step: int | None = None
+    evictions: int = 0
+    """Cached blocks given up; 0 also where the engine doesn't export it."""
+    cache_queries: int = 0
+    cache_hits: int = 0
+    """Prompt tokens looked up in the prefix cache, and those found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,9 @@ def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView
             preemptions=new.preemptions - old.preemptions,
             lost_tokens=new.lost_tokens - old.lost_tokens,
             generated_tokens=new.generated_tokens - old.generated_tokens,
+            evictions=(new.cache_evictions or 0) - (old.cache_evictions or 0),
+            cache_queries=new.prefix_cache_queries - old.prefix_cache_queries,
+            cache_hits=new.prefix_cache_hits - old.prefix_cache_hits,
         )
     samples = (*view.samples, counted)[-SAMPLES_KEPT:]
     return replace(view, update=update, samples=samples, received_at=now)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from schedtop.control.messages import SnapshotUpdate
+from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import LimitedBy, Viewport
 from schedtop.tui.advisor import find
 from schedtop.tui.alerts import find_alerts
@@ -221,6 +222,66 @@ def test_a_budget_below_the_number_running_is_found(new_link, send) -> None:
     scene = watch.look(4)
     apply(scene, watch, "starved decodes")
     assert "starved decodes" not in findings_of(watch.look(4))
+
+
+def ask_in_turn(watch: Watch, prefixes: int, rounds: int) -> Scene:
+    """Short questions behind `prefixes` long shared beginnings, one after the other."""
+    link = watch.link
+    for number in range(rounds):
+        tokens = [1000 + number % prefixes] * 320 + [number] * 16
+        link.core.add_request(f"q{prefixes}-{number}", tokens, SamplingParams(max_tokens=2, ignore_eos=True))
+        scene = watch.look(8)
+    return scene
+
+
+def test_prefixes_that_push_each_other_out_are_cache_thrash(new_link) -> None:
+    watch = Watch(new_link(num_kv_blocks=129))
+    scene = ask_in_turn(watch, prefixes=4, rounds=40)
+    assert "cache thrash" not in findings_of(scene)
+    watch.link.clock.advance(60.0)
+    scene = ask_in_turn(watch, prefixes=12, rounds=36)
+    finding = findings_of(scene)["cache thrash"]
+    assert not finding.changes, "no knob makes the pool larger"
+    counters = scene.view.snapshot.counters
+    assert counters.cache_evictions > scene.view.snapshot.pool.usable
+    assert "of prompt tokens found in the cache, 86% before" in finding.evidence
+
+
+def test_a_pool_that_holds_all_prefixes_does_not_thrash(new_link) -> None:
+    watch = Watch(new_link(num_kv_blocks=1001))
+    ask_in_turn(watch, prefixes=4, rounds=40)
+    watch.link.clock.advance(60.0)
+    assert "cache thrash" not in findings_of(ask_in_turn(watch, prefixes=12, rounds=36))
+
+
+def test_prompts_that_share_nothing_evict_without_being_called_thrash(new_link, send) -> None:
+    watch = Watch(new_link(num_kv_blocks=129))
+    for number in range(40):
+        send(watch.link, f"r{number}", 320, 2)
+        scene = watch.look(8)
+    assert scene.view.snapshot.counters.cache_evictions > 128
+    assert "cache thrash" not in findings_of(scene)
+
+
+def reserved(new_link, send, max_tokens: int) -> Watch:
+    link = new_link(num_kv_blocks=513, max_num_seqs=16, knobs={"reserve_output": True})
+    for number in range(12):
+        send(link, f"r{number}", 64, max_tokens)
+    return Watch(link)
+
+
+def test_room_set_aside_for_lengths_nobody_reaches_is_found_and_the_advice_lets_them_in(new_link, send) -> None:
+    watch = reserved(new_link, send, max_tokens=3000)
+    scene = watch.look(8)
+    before = scene.view.snapshot.num_running
+    apply(scene, watch, "over-provisioned context")
+    scene = watch.look(8)
+    assert scene.view.snapshot.num_running > 2 * before
+    assert "over-provisioned context" not in findings_of(scene)
+
+
+def test_room_set_aside_for_short_answers_is_no_finding(new_link, send) -> None:
+    assert "over-provisioned context" not in findings_of(reserved(new_link, send, max_tokens=50).look(8))
 
 
 def test_drafts_that_are_never_accepted_are_advised_against(new_link) -> None:
