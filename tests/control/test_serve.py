@@ -5,6 +5,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +15,18 @@ import pytest
 
 from schedtop.control.client import Client
 from schedtop.control.errors import CommandRefused, Disconnected
-from schedtop.control.messages import EventBatch, GetSnapshot, Goodbye, SnapshotUpdate, Subscribe, TokenBatch
-from schedtop.engine.snapshot import FinishReason
+from schedtop.control.framing import MAX_PUBLISHED_BYTES, FrameReader, decode_from_server, encode_frame
+from schedtop.control.messages import (
+    Envelope,
+    EventBatch,
+    GetSnapshot,
+    Goodbye,
+    Hello,
+    SnapshotUpdate,
+    Subscribe,
+    TokenBatch,
+)
+from schedtop.engine.snapshot import FinishReason, Viewport
 
 pytestmark = pytest.mark.e2e
 
@@ -202,6 +213,18 @@ def test_a_gateway_that_dies_is_started_again_and_ends_with_the_engine(start):
     assert not is_running(second)
 
 
+def test_a_taken_port_is_told_in_one_line_and_once_and_the_engine_goes_on_without_a_gateway(start):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        serving = start("--runner", "fake", "--port", str(port))
+        line = serving.wait_for(str(port))
+        assert line == f"schedtop: error: port {port} on 127.0.0.1 is taken; give --port\n"
+        serving.wait_for("the gateway can't work with these settings: it isn't started again")
+        assert gateway_of(serving) == []
+        serving.process.terminate()
+        assert serving.end() == 0
+
+
 def test_a_gateway_does_not_outlive_a_killed_engine(start):
     serving = start("--runner", "fake", "--port", "0")
     serving.wait_for("gateway on")
@@ -258,6 +281,67 @@ async def test_a_dying_engine_ends_the_process_with_status_and_reason(dying, fol
     assert "the engine died: RuntimeError: out of luck" in dying.stdout.read()
     assert dying.wait(60) == 1
     assert not (folder / "e.sock").exists()
+
+
+def resident_bytes(pid: int) -> int:
+    """RSS of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+
+MOST_ROWS = Viewport(running_rows=1000, waiting_rows=1000, kv_cells=4096)
+"""What is allowed: 5,000 rows at once are refused."""
+
+
+async def follow(client: Client, num_steps: int) -> list[int]:
+    """The next `num_steps` steps or more, as a watcher that keeps up hears of them."""
+    steps: list[int] = []
+    async for message in client.messages():
+        if isinstance(message, SnapshotUpdate):
+            steps += [record.step for record in message.steps]
+            if len(steps) >= num_steps:
+                return steps
+    raise AssertionError("the connection ended")
+
+
+def newest_after(one: socket.socket, step: int) -> tuple[SnapshotUpdate, int]:
+    """Read on until a snapshot of `step` or later: it, and how many snapshots came with it."""
+    reader = FrameReader(MAX_PUBLISHED_BYTES)
+    count = 0
+    while data := one.recv(1 << 18):
+        reader.feed(data)
+        for frame in reader.frames():
+            message = decode_from_server(frame)
+            count += isinstance(message, SnapshotUpdate)
+            if isinstance(message, SnapshotUpdate) and message.snapshot.step >= step:
+                return message, count
+    raise AssertionError("cut")
+
+
+async def test_b15_ten_stalled_watchers_of_5000_requests_cost_the_process_less_than_8_mib_and_no_step(
+    start, make_request
+):
+    serving = start(*SLOW, *ENDLESS, "--drain", "0")
+    subscribe = Subscribe(interval_s=0.02, viewport=MOST_ROWS)
+    stalled = [socket.socket(socket.AF_UNIX) for _ in range(10)]
+    async with asyncio.timeout(300), await Client.connect(str(serving.socket), name="test") as client:
+        await asyncio.gather(*(client.request(make_request(f"r{n}", 16, 900_000), None) for n in range(5000)))
+        await client.request(subscribe)
+        await follow(client, 100)  # by now the allocator has what making and sending such snapshots takes
+        before = resident_bytes(serving.process.pid)
+        for one in stalled:
+            one.settimeout(60)
+            one.connect(str(serving.socket))
+            one.sendall(encode_frame(Hello(client="stalled")) + encode_frame(Envelope(id=1, command=subscribe)))
+        steps = await follow(client, 400)
+        growth = resident_bytes(serving.process.pid) - before
+        read = [await asyncio.to_thread(newest_after, one, steps[-1]) for one in stalled]
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    assert growth < 8 << 20
+    assert all(update.snapshot.num_waiting + update.snapshot.num_running == 5000 for update, _ in read)
+    assert max(count for _, count in read) < 20  # of the hundreds that were due meanwhile
+    for one in stalled:
+        one.close()
 
 
 _SIGNALLED = """
