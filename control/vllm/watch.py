@@ -77,6 +77,8 @@ class Books:
         self._answered: list[str] = []
         """Requests, live or just ended, that got a token each at `_answered_at`, in the newest result."""
         self._answered_at = 0.0
+        self._answered_set: set[str] | None = None
+        """The same, made when somebody looks rows up."""
 
     def queued(self, request: Any) -> None:
         """A request came."""
@@ -162,7 +164,7 @@ class Books:
         for request_id, size in zip(ids, sizes, strict=True):
             if request_id not in goes_on:
                 self._got_tokens(request_id, size, now)
-        self._answered = ids if is_one_each else []
+        self._answered, self._answered_set = ids if is_one_each else [], None
 
     def _got_tokens(self, request_id: str, num_tokens: int, now: float) -> None:
         watched = self.requests.get(request_id)
@@ -185,7 +187,9 @@ class Books:
         """When a live request got its newest token."""
         if (watched := self.requests.get(request_id)) is None:
             return None
-        return self._answered_at if request_id in self._answered else watched.last_token_at
+        if self._answered_set is None:
+            self._answered_set = set(self._answered)
+        return self._answered_at if request_id in self._answered_set else watched.last_token_at
 
     def ended(self, request_id: str, reason: str) -> None:
         """A request is gone; idempotent."""

@@ -87,6 +87,11 @@ class Operator:
                 await asyncio.sleep(0.01)
         return snapshot
 
+    async def clear_holds(self) -> None:
+        """Let everything be scheduled."""
+        await self.request(Resume())
+        await self.request(ReleaseRequests(select=EVERYTHING))
+
     async def clear(self) -> None:
         """Put everything back as it was at the start."""
         await self.request(Resume())
