@@ -3,8 +3,10 @@
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from schedtop.engine.knobs import KnobValue
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.knobs import KnobSpec, KnobValue, knob_table
 
 
 def parse_value(text: str) -> KnobValue:
@@ -33,6 +35,19 @@ class KnobAssignment(click.ParamType[tuple[str, KnobValue]]):
         if not equals or not name or not text:
             self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
         return name, parse_value(text)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Names from the knob table; after the `=`, the words a knob may be set to."""
+        name, equals, _ = incomplete.partition("=")
+        table = {spec.name: spec for spec in knob_table(EngineConfig())}
+        if equals:
+            offered = [f"{name}={word}" for word in _words_of(table[name])] if name in table else []
+            return [CompletionItem(text) for text in offered if text.startswith(incomplete)]
+        return [CompletionItem(f"{name}=", help=table[name].summary) for name in table if name.startswith(incomplete)]
+
+
+def _words_of(spec: KnobSpec) -> tuple[str, ...]:
+    return ("true", "false") if spec.kind == "bool" else tuple(spec.choices)
 
 
 KNOB_ASSIGNMENT = KnobAssignment()
