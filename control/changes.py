@@ -49,6 +49,11 @@ class Change(msgspec.Struct, kw_only=True):
     rolls_back_at: float | None = None
     """Mono time at which it is undone unless confirmed."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its confirmation, or its roll-back, is still to come."""
+        return self.state in (ChangeState.PENDING, ChangeState.ROLLING_BACK)
+
     def __str__(self) -> str:
         values = ", ".join(f"{name} {self.before[name]} -> {value}" for name, value in self.after.items())
         return f"change {self.change_id} by {self.actor}: {values}" + (f" ({self.reason})" if self.reason else "")
@@ -67,7 +72,7 @@ class ChangeBook:
         change.change_id = self._num_changes
         self._changes[change.change_id] = change
         if len(self._changes) > NUM_CHANGES_KEPT:
-            del self._changes[next(iter(self._changes))]
+            del self._changes[next(number for number, old in self._changes.items() if not old.is_waiting)]
         if change.undoes is not None and (undone := self._changes.get(change.undoes)):
             undone.state, undone.rolls_back_at = ChangeState.UNDONE, None
         return change
@@ -75,8 +80,7 @@ class ChangeBook:
     @property
     def pending(self) -> Change | None:
         """The change that waits for its confirmation: one at a time."""
-        waiting = (ChangeState.PENDING, ChangeState.ROLLING_BACK)
-        return next((change for change in self._changes.values() if change.state in waiting), None)
+        return next((change for change in self._changes.values() if change.is_waiting), None)
 
     def pending_message(self) -> PendingChange | None:
         """The pending change as watchers see it."""

@@ -111,7 +111,7 @@ class Client:
         self._waiting[number] = reply
         try:
             async with asyncio.timeout(timeout_s):
-                await self._stream.send(encode(Envelope(id=number, command=command, on_behalf_of=on_behalf_of)))
+                await self._stream.send(_encode(Envelope(id=number, command=command, on_behalf_of=on_behalf_of)))
                 return await reply
         except TimeoutError:
             raise NoReply(
@@ -224,6 +224,17 @@ class _Inbox:
             return self._goodbye
         self._filled.clear()
         return await self.take()
+
+
+def _encode(envelope: Envelope) -> bytes:
+    """Encode; raises `CommandRefused` for a number that no message can carry."""
+    try:
+        return encode(envelope)
+    except OverflowError:
+        limits = f"{-(1 << 63)} to {(1 << 64) - 1}"
+        raise CommandRefused(
+            "bad_command", f"a number in {type(envelope.command).__name__} is outside {limits}"
+        ) from None
 
 
 def _join_events(first: EventBatch, second: EventBatch) -> EventBatch:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from schedtop.control.audit import Actor, AuditFailed, AuditLog, AuditRow
-from schedtop.control.changes import MAX_CONFIRM_S, Change, ChangeBook, ChangeState
+from schedtop.control.changes import MAX_CONFIRM_S, Change, ChangeBook, ChangeState, UnknownChange
 from schedtop.control.messages import (
     Ack,
     AnyCommand,
@@ -191,6 +191,8 @@ class Commands:
         command = UndoChange(change_id=change.change_id, reason=f"not confirmed within {within_s:g} s")
         try:
             receipt, step, undoing = await self._undo_in_engine(change, SERVER, command.reason)
+        except UnknownChange:
+            return  # an operator's undo was quicker
         except SchedtopError as error:
             change.state, change.rolls_back_at = ChangeState.KEPT, None
             await self._log(command, SERVER, self._step_now(), "failed", str(error), action="RollBack")
@@ -217,6 +219,7 @@ class Commands:
 
     async def _undo_in_engine(self, change: Change, actor: Actor, reason: str) -> tuple[KnobChange, int, Change]:
         async with self._knob_lock:
+            self.book.undoable(change.change_id)  # it may have been undone while we waited for the lock
             receipt, step = await self._call(lambda core: undo(core, change, self.book))
             return receipt, step, self._enter(receipt, actor, reason, undoes=change.change_id)
 

@@ -369,6 +369,26 @@ class EngineCore:
             )
         if knobs.max_num_seqs < num_running:
             warnings.append(f"{num_running} requests are running: nobody is admitted until it is under the new cap")
+        return warnings + self._stranded(knobs)
+
+    def _stranded(self, knobs: Knobs) -> list[str]:
+        """Requests that could run before and can't under these knobs, however long they wait."""
+        live, kv = self.scheduler.requests.values(), self.scheduler.kv
+        limit, budget = knobs.kv_block_limit, knobs.max_num_batched_tokens
+        too_big = sum(kv.blocks_for(request.num_tokens) > limit for request in live) if limit else 0
+        too_long = 0
+        if not knobs.enable_chunked_prefill:
+            too_long = sum(r.state is not State.RUNNING and r.num_tokens > budget for r in live)
+        warnings = []
+        if too_big:
+            warnings.append(
+                f"{too_big} requests need more than kv_block_limit={limit} blocks: they wait until it is raised"
+            )
+        if too_long:
+            warnings.append(
+                f"{too_long} waiting prompts are longer than max_num_batched_tokens={budget} and may not be split "
+                "(enable_chunked_prefill is off): they wait until one of the two is changed"
+            )
         return warnings
 
     def pause(self, mode: Literal["abort", "wait", "keep"]) -> PauseState:

@@ -1,6 +1,6 @@
 """The door: what is refused before it becomes a request. Each refusal names the value, the limit and the way out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.errors import QueueFull, RequestRefused
@@ -21,7 +21,12 @@ def check_at_the_door(
     """Raise `RequestRefused` if the request can never run here, `QueueFull` if the queue's bounds are reached."""
     _check_identity(sched, request_id)
     sampling.check()
-    _check_prompt(prompt_token_ids, vocab_size)
+    if not prompt_token_ids:
+        raise RequestRefused("the prompt is empty: give at least one token")
+    check_token_ids("prompt", prompt_token_ids, vocab_size)
+    check_token_ids("logit_bias", sampling.logit_bias, vocab_size)
+    check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
+    check_token_ids("bad_words_ids", [token for word in sampling.bad_words_ids for token in word], vocab_size)
     _check_size(sched, len(prompt_token_ids))
     if adapter is not None and not sched.config.max_adapters:
         raise RequestRefused(f"adapter {adapter!r} asked for, but this engine was started without adapter slots")
@@ -37,13 +42,15 @@ def _check_identity(sched: SchedulerInterface, request_id: str) -> None:
         raise RequestRefused(f"request id {request_id!r} is in use by a KV transfer under way; choose another")
 
 
-def _check_prompt(prompt_token_ids: list[int], vocab_size: int | None) -> None:
-    if not prompt_token_ids:
-        raise RequestRefused("the prompt is empty: give at least one token")
-    low, high = min(prompt_token_ids), max(prompt_token_ids)
-    if low < 0 or (vocab_size is not None and high >= vocab_size):
-        bad = low if low < 0 else high
-        raise RequestRefused(f"token id {bad} is outside the vocabulary of {vocab_size} tokens")
+def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int | None) -> None:
+    """Raise `RequestRefused` for a token the model doesn't have: in the runner it would hurt a whole step."""
+    if not token_ids:
+        return
+    low, high = min(token_ids), max(token_ids)
+    if low < 0:
+        raise RequestRefused(f"{name}: token id {low} is below 0")
+    if vocab_size is not None and high >= vocab_size:
+        raise RequestRefused(f"{name}: token id {high} is outside the vocabulary of {vocab_size} tokens")
 
 
 def _check_size(sched: SchedulerInterface, num_tokens: int) -> None:

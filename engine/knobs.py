@@ -140,7 +140,7 @@ _DECLARED = (
           low=0, high=10_000_000, effect="next request"),
     _knob("max_num_queued_tokens", "tokens", "Refuse new requests while so many prompt tokens wait; 0 = no limit.",
           low=0, high=10_000_000_000, effect="next request"),
-    _knob("kv_block_limit", "blocks", "Use at most so many blocks of the pool; 0 = all. Lowering it drains.",
+    _knob("kv_block_limit", "blocks", "Use at most so many blocks; 0 = all. Who needs more waits until it is raised.",
           low=0, ceiling=lambda c: c.num_usable_blocks),
     _knob("prefix_caching", "", "Look up and keep hashed blocks of finished and preempted requests."),
     _knob("num_speculative_tokens", "tokens", "Draft tokens per request and step; 0 = off.",

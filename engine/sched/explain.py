@@ -80,7 +80,7 @@ def passed_over(sched: SchedulerInterface) -> list[Blocked]:
 def _block_detail(sched: SchedulerInterface, blocked: Blocked) -> str:
     match blocked.reason:
         case WaitReason.KV_BLOCKS:
-            return f"needs {blocked.needed} blocks, {blocked.free} free"
+            return _blocks_in_words(sched, blocked)
         case WaitReason.WHOLE_PROMPT:
             return f"its {blocked.needed} tokens don't fit the {blocked.free} left of the budget"
         case WaitReason.SEQUENCE_CAP:
@@ -91,6 +91,13 @@ def _block_detail(sched: SchedulerInterface, blocked: Blocked) -> str:
             return f"engine paused ({sched.pause_state.value})"
         case _:
             return ""
+
+
+def _blocks_in_words(sched: SchedulerInterface, blocked: Blocked) -> str:
+    if blocked.needed > sched.kv.capacity:
+        return f"needs {blocked.needed} blocks, kv_block_limit allows {sched.kv.capacity}"
+    kept_back = " above the watermark" if sched.kv.watermark_blocks and sched.running else ""
+    return f"needs {blocked.needed} blocks, {blocked.free} free{kept_back}"
 
 
 def _deferral_detail(request: Request) -> str:

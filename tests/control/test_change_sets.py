@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from schedtop.control.changes import NUM_CHANGES_KEPT, Change, ChangeBook, ChangeState
+from schedtop.control.commands import SERVER
 from schedtop.control.errors import CommandRefused
 from schedtop.control.messages import (
     Ack,
@@ -260,3 +262,25 @@ async def test_for_whom_a_gateway_speaks_is_recorded(serve):
         await client.request(SetKnobs(changes={"max_num_seqs": 4}), on_behalf_of="token:ops")
         (row,) = await audit_rows(client)
     assert (row["client"], row["on_behalf_of"]) == ("gateway", "token:ops")
+
+
+def test_a_pending_change_never_falls_out_of_the_book() -> None:
+    book = ChangeBook()
+    pending = book.add(make_change())
+    pending.state = ChangeState.PENDING
+    for _ in range(NUM_CHANGES_KEPT + 5):
+        book.add(make_change())
+    assert book.pending is pending
+    assert book.confirmable(pending.change_id) is pending
+
+
+def make_change() -> Change:
+    return Change(change_id=0, generation=1, before={"max_bypass": 1}, after={"max_bypass": 2}, actor=SERVER)
+
+
+async def test_a_number_that_no_message_can_carry_is_refused_before_it_is_sent(serve):
+    engine = serve()
+    async with engine.client() as client:
+        with pytest.raises(CommandRefused, match="outside"):
+            await change(client, max_num_seqs=10**30)
+        assert (await knobs_of(engine, client)).max_num_seqs == 8

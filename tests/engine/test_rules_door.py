@@ -4,7 +4,9 @@ import pytest
 from factories import Engine
 
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import ConfigError, QueueFull, RequestRefused
+from schedtop.engine.runner.fake import FakeRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import FinishReason
 
@@ -151,3 +153,38 @@ def test_an_answer_that_has_outgrown_the_pool_while_it_waits_ends_too_and_holds_
     engine.add("next", 20, 3)
     engine.run()
     assert engine.reasons() == {"r": "capacity", "next": "length"}
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(logit_bias={9_999_999: 5.0}),
+        SamplingParams(logit_bias={-3: 5.0}),
+        SamplingParams(stop_token_ids=(99_999_999,), min_tokens=2),
+        SamplingParams(stop_token_ids=(-99,)),
+        SamplingParams(bad_words_ids=((1, 5_000),)),
+    ],
+)
+def test_a_token_the_model_does_not_have_is_refused_wherever_it_stands(sampling: SamplingParams) -> None:
+    core = EngineCore(EngineConfig(), FakeRunner(), vocab_size=1000)
+    with pytest.raises(RequestRefused, match="token id"):
+        core.add_request("r1", [1, 2, 3], sampling)
+    assert not core.scheduler.requests
+
+
+def test_a_block_limit_that_strands_requests_says_so_before_and_after() -> None:
+    core = EngineCore(EngineConfig(), FakeRunner())
+    core.add_request("big", list(range(400)), SamplingParams(max_tokens=4))
+    core.add_request("small", list(range(20)), SamplingParams(max_tokens=4))
+    for is_dry_run in (True, False):
+        change = core.set_knobs({"kv_block_limit": 10}, dry_run=is_dry_run)
+        assert change.warnings == ["1 requests need more than kv_block_limit=10 blocks: they wait until it is raised"]
+    assert not core.set_knobs({"kv_block_limit": 30}).warnings
+
+
+def test_a_budget_that_unsplittable_prompts_exceed_is_warned_of() -> None:
+    core = EngineCore(EngineConfig(), FakeRunner())
+    core.add_request("long", list(range(400)), SamplingParams(max_tokens=4))
+    change = core.set_knobs({"enable_chunked_prefill": False, "max_num_batched_tokens": 100})
+    assert len(change.warnings) == 1
+    assert "max_num_batched_tokens=100" in change.warnings[0]
