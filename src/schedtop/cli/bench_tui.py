@@ -70,9 +70,9 @@ def tui(
             refresh_s=REFRESH_S, first_data=PREFIX, key="?", answered_by="this help", key_back="q",
         )  # fmt: skip
         found, skipped = peers(peers_python, url, environment, size)
+        idle = measure(_idle(screen), seconds, 0)
         with live_requests(socket, requests):
-            rows = [measure(each, seconds, keys) for each in (screen, *found)]
-        rows.append(measure(_idle(screen), seconds, 0))
+            rows = [*(measure(each, seconds, keys) for each in (screen, *found)), idle]
     report = Report(requests=requests, columns=columns, lines=lines, rows=rows, skipped=skipped)
     if as_json:
         say_json(report)
