@@ -35,6 +35,7 @@ MAX_REASON = 500
 """Longest reason, in characters."""
 MAX_AUDIT_ROWS = 10_000
 DRAIN_POLL_S = 0.02
+_STAYS = "nobody new is admitted until resume"
 SERVER = Actor(uid=None, client="schedtop")
 _UNAUDITED = (SelfCheck, DumpSteps, GetState, GetAudit)
 
@@ -119,7 +120,7 @@ class Commands:
             raise BadCommand(f"limit_s={command.limit_s} is outside its range 0 to {MAX_CONFIRM_S:g} seconds")
         outcome, step = await self._call(start_drain)
         num_left, why = await self.wait_drained(outcome.data["left"], command.limit_s)
-        did = f"not drained, {num_left} left: {why}" if num_left else "drained: nothing is under way"
+        did = f"not drained, {num_left} left: {why}" if num_left else f"drained: nothing is under way; {_STAYS}"
         await self._log(command, actor, step, "done", did, before=outcome.before, after={"left": num_left})
         data = {"drained": not num_left, "left": num_left}
         return Ack(id=number, applied_at_step=step, found=outcome.found, did=did, data=data)
@@ -129,7 +130,7 @@ class Commands:
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while num_left:
             if deadline is not None and time.monotonic() >= deadline:
-                return num_left, f"the limit of {limit_s:g} s has passed"
+                return num_left, f"the limit of {limit_s:g} s has passed; {_STAYS}"
             await asyncio.sleep(DRAIN_POLL_S)
             progress, _ = await self._call(drain_progress)
             num_left = progress.num_left

@@ -181,7 +181,10 @@ class Resume(_FromClient):
 
 
 class Drain(_FromClient):
-    """Admit nobody new, re-admit preempted requests, reply when nothing is left or `limit_s` has passed."""
+    """Admit nobody new, re-admit preempted requests, reply when nothing is left or `limit_s` has passed.
+
+    Either way the engine stays so until `Resume`.
+    """
 
     limit_s: float | None = None
     reason: str = ""

@@ -152,7 +152,8 @@ def test_pause_resume_and_drain(shell, with_requests):
     assert "done: paused: frozen" in shell.run("pause")
     assert "found: paused: frozen" in shell.run("pause", "--mode", "wait")
     assert shell.json("resume")["found"] == "paused: admitting nobody new"
-    assert "drained: nothing is under way" in shell.run("drain", "--limit", "5s")
+    told = shell.run("drain", "--limit", "5s")
+    assert "drained: nothing is under way; nobody new is admitted until resume" in told
 
 
 def test_a_drain_that_leaves_something_exits_with_1(shell, engine, with_requests):

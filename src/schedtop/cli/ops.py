@@ -47,7 +47,10 @@ def resume(reason: str, connect: str | None, as_json: bool) -> None:
 @connect_option
 @json_option
 def drain(limit: float | None, reason: str, connect: str | None, as_json: bool) -> None:
-    """Let what runs end and admit nobody new, until `resume`. Exit status 1 if something is left."""
+    """Let what runs end and admit nobody new. Exit status 1 if something is left.
+
+    However it ends, the engine stays so until `schedtop resume`; requests that arrive meanwhile wait.
+    """
     timeout_s = None if limit is None else limit + 30.0
     ack = _do(connect, Drain(limit_s=limit, reason=reason), as_json, timeout_s)
     if not ack.data.get("drained"):
