@@ -6,6 +6,8 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,31 @@ def test_b11_a_live_socket_without_a_lock_is_respected_too(folder):
         other.listen()
         with pytest.raises(SocketRefused, match="already running"):
             open_socket(folder / "e.sock")
+
+
+@pytest.mark.parametrize("has_stale_socket", [False, True])
+def test_b11_of_many_that_start_at_once_one_owns_the_path(folder, has_stale_socket):
+    path = folder / "e.sock"
+    if has_stale_socket:
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+    start = threading.Barrier(20)
+
+    def begin(_):
+        start.wait()
+        try:
+            return open_socket(path)
+        except SocketRefused as refusal:
+            return refusal
+
+    with ThreadPoolExecutor(20) as starters:
+        outcomes = list(starters.map(begin, range(20)))
+    refusals = [outcome for outcome in outcomes if isinstance(outcome, SocketRefused)]
+    (owner,) = (outcome for outcome in outcomes if not isinstance(outcome, SocketRefused))
+    assert len(refusals) == 19
+    assert all("already running" in str(refusal) for refusal in refusals)
+    assert is_live(path)
+    owner.close()
 
 
 _SERVE_FOR_EVER = """
