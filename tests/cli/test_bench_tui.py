@@ -15,13 +15,13 @@ def program(code: str, **fields) -> Screen:
 
 
 def test_what_a_program_writes_is_counted_by_refresh_and_by_second() -> None:
-    code = "import sys,time\nprint('data')\nwhile 1: sys.stdout.write('x' * 100); sys.stdout.flush(); time.sleep(0.02)"
-    cost = measure(program(code, first_data="data", refresh_s=0.25), 0.5, 0)
+    code = "import sys,time\nprint('data')\nwhile 1: sys.stdout.write('x' * 100); sys.stdout.flush(); time.sleep(0.2)"
+    cost = measure(program(code, first_data="data"), 0.5, 0)
     assert cost.fault == ""
     assert cost.first_data_cpu_s is not None
     assert cost.kilobytes_per_s
     assert cost.bytes_per_refresh
-    assert abs(cost.bytes_per_refresh - 250 * cost.kilobytes_per_s) < 1e-6
+    assert cost.bytes_per_refresh >= 100
     assert cost.memory_mb
     assert cost.memory_mb > 1
 
@@ -29,7 +29,8 @@ def test_what_a_program_writes_is_counted_by_refresh_and_by_second() -> None:
 def test_a_quiet_program_writes_nothing() -> None:
     cost = measure(program("import time; print('data', flush=True); time.sleep(600)", first_data="data"), 0.2, 0)
     assert cost.kilobytes_per_s == 0.0
-    assert cost.bytes_per_refresh is None, "its refreshes aren't ours to know"
+    assert cost.refreshes_per_s == 0.0
+    assert cost.bytes_per_refresh is None
 
 
 def test_keys_are_timed_to_the_words_that_answer_them() -> None:

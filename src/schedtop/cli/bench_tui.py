@@ -25,7 +25,6 @@ from schedtop.engine.errors import ConfigError
 from schedtop.engine.sampling_params import SamplingParams
 
 PREFIX = "rq-"
-REFRESH_S = 0.25
 START_LIMIT_S = 60.0
 _SIZES = ("--num-kv-blocks", "40001", "--max-num-batched-tokens", "4096", "--max-num-seqs", "256")
 
@@ -67,7 +66,7 @@ def tui(
     with tempfile.TemporaryDirectory(prefix="st") as folder, engine(Path(folder)) as (socket, url, environment):
         screen = Screen(
             name="schedtop", command=[*_SCHEDTOP, "--connect", socket], environment=environment, size=size,
-            refresh_s=REFRESH_S, first_data=PREFIX, key="?", answered_by="this help", key_back="q",
+            first_data=PREFIX, key="?", answered_by="this help", key_back="q",
         )  # fmt: skip
         found, skipped = peers(peers_python, url, environment, size)
         idle = measure(_idle(screen), seconds, 0)
@@ -84,7 +83,7 @@ _SCHEDTOP = [sys.executable, "-P", "-m", "schedtop"]
 
 
 def _idle(screen: Screen) -> Screen:
-    return msgspec.structs.replace(screen, name="schedtop, idle engine", first_data="idle", key="")
+    return msgspec.structs.replace(screen, name="schedtop, idle engine", first_data="generation 0", key="")
 
 
 @contextlib.contextmanager
@@ -160,9 +159,19 @@ def peers(
 
 def in_words(report: Report) -> str:
     """A table, and what is missing from it."""
-    heads = ("", "CPU s to data", "% of a core", "MB", "bytes/refresh", "kB/s", "key p50 ms", "key p99 ms")
+    heads = (
+        "",
+        "CPU s to data",
+        "% of a core",
+        "MB",
+        "refreshes/s",
+        "bytes/refresh",
+        "kB/s",
+        "key p50 ms",
+        "key p99 ms",
+    )
     lines = [
-        f"{report.requests} live requests, {report.columns}x{report.lines}, 4 refreshes a second",
+        f"{report.requests} live requests, {report.columns}x{report.lines}; ours asks for 4 refreshes a second",
         table(heads, [_cells(cost) for cost in report.rows]),
     ]
     lines += [f"{cost.name}: {cost.fault}" for cost in report.rows if cost.fault]
@@ -176,7 +185,7 @@ def _cells(cost: Cost) -> Sequence[str]:
     keys = (cell(None if value is None else value * 1e3, 0) for value in (cost.key_p50_s, cost.key_p99_s))
     return (
         cost.name, cell(cost.first_data_cpu_s), cell(cost.core_percent, 1), cell(cost.memory_mb, 1),
-        cell(cost.bytes_per_refresh, 0), cell(cost.kilobytes_per_s, 1), *keys,
+        cell(cost.refreshes_per_s, 1), cell(cost.bytes_per_refresh, 0), cell(cost.kilobytes_per_s, 1), *keys,
     )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ import msgspec
 WAIT_S = 60.0
 SETTLE_S = 3.0
 QUIET_S = 0.3
+BETWEEN_BURSTS_S = 0.05
+"""Output after so long a silence is another refresh."""
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]|\x1b\][^\x07]*\x07")
 
 
@@ -33,8 +35,6 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str]
     size: tuple[int, int]
     """Columns, lines."""
-    refresh_s: float | None = None
-    """Seconds between its refreshes, where we set them."""
     first_data: str = ""
     """Words that only data bring to the screen; empty: not known, so that time is left out."""
     key: str = ""
@@ -50,6 +50,8 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     first_data_cpu_s: float | None = None
     core_percent: float | None = None
     memory_mb: float | None = None
+    refreshes_per_s: float | None = None
+    """Bursts of output, as they came: fewer than asked for when the machine or the engine is slow."""
     bytes_per_refresh: float | None = None
     kilobytes_per_s: float | None = None
     key_p50_s: float | None = None
@@ -73,6 +75,8 @@ class Watched:
         )
         os.close(slave)
         self.num_bytes = 0
+        self.num_bursts = 0
+        self._wrote_at = 0.0
         self._seen = b""
 
     def read(self, limit_s: float) -> bytes:
@@ -84,6 +88,9 @@ class Watched:
         except OSError:  # the other side is closed
             raise Ended(_ESCAPES.sub(b"", self._seen).decode(errors="replace").strip()[-200:]) from None
         self.num_bytes += len(data)
+        now = time.monotonic()
+        self.num_bursts += now - self._wrote_at > BETWEEN_BURSTS_S
+        self._wrote_at = now
         self._seen = (self._seen + data)[-400_000:]
         return data
 
@@ -158,10 +165,11 @@ def _measured(program: Watched, screen: Screen, seconds: float, num_keys: int) -
         program.read_until(screen.first_data)
         first_data = program.cpu_s()
     program.read_for(SETTLE_S)
-    cpu, num_bytes, started = program.cpu_s(), program.num_bytes, time.monotonic()
+    cpu, num_bytes, num_bursts, started = program.cpu_s(), program.num_bytes, program.num_bursts, time.monotonic()
     program.read_for(seconds)
     lasted = time.monotonic() - started
-    core, written = (program.cpu_s() - cpu) / lasted, (program.num_bytes - num_bytes) / lasted
+    core, written = (program.cpu_s() - cpu) / lasted, program.num_bytes - num_bytes
+    bursts = program.num_bursts - num_bursts
     memory = program.memory_mb()
     delays = sorted(_key_delays(program, screen, num_keys)) if screen.key else []
     return Cost(
@@ -169,8 +177,9 @@ def _measured(program: Watched, screen: Screen, seconds: float, num_keys: int) -
         first_data_cpu_s=first_data,
         core_percent=core * 100,
         memory_mb=memory,
-        bytes_per_refresh=None if screen.refresh_s is None else written * screen.refresh_s,
-        kilobytes_per_s=written / 1000,
+        refreshes_per_s=bursts / lasted,
+        bytes_per_refresh=written / bursts if bursts else None,
+        kilobytes_per_s=written / lasted / 1000,
         key_p50_s=delays[len(delays) // 2] if delays else None,
         key_p99_s=delays[min(len(delays) - 1, int(0.99 * len(delays)))] if delays else None,
     )
