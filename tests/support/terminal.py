@@ -30,6 +30,7 @@ class Terminal:
         self._environment = home.environment
         self._run("new-session", "-d", *size, command)
         self._run("set-option", "-g", "remain-on-exit", "on")
+        self._run("set-option", "-g", "remain-on-exit-format", "")  # tmux's own words would scroll the first line away
 
     @property
     def pid(self) -> int:
