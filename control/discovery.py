@@ -44,8 +44,9 @@ def is_url(target: str) -> bool:
 
 
 def find_token(url: str) -> str | None:
-    """The bearer token for a gateway: `SCHEDTOP_TOKEN`, else the only token file of this user's engines.
+    """The bearer token for a gateway: `SCHEDTOP_TOKEN`, else the token file of this user's one live engine.
 
+    Token files outlive their engines. Where none is live (a socket elsewhere), the only file there is.
     Files are read for gateways on this machine only: the local token must not be sent to somebody else's host.
     """
     if token := os.environ.get(TOKEN_VARIABLE):
@@ -53,8 +54,10 @@ def find_token(url: str) -> str | None:
     if (urlsplit(url).hostname or "") not in _LOOPBACK_HOSTS:
         return None
     try:
-        files = sorted(path for path in socket_folder().iterdir() if path.suffix == ".token")
-        return files[0].read_text().strip() or None if len(files) == 1 else None
+        files = [path for path in socket_folder().iterdir() if path.suffix == ".token"]
+        live = [path for path in files if is_live(path.with_suffix(".sock"))]
+        meant = live or files
+        return meant[0].read_text().strip() or None if len(meant) == 1 else None
     except OSError:
         return None
 

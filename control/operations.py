@@ -32,6 +32,7 @@ from schedtop.engine.outputs import Touched
 from schedtop.engine.snapshot import FinishReason, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
 
 PRIORITY_LOW, PRIORITY_HIGH = -(1 << 31), (1 << 31) - 1
+"""Priorities the engine's queue is meant for; lower runs first."""
 MAX_VIEWPORT_ROWS = 1000
 """Rows of either queue in one snapshot: what a watcher may cost the engine and a slow reader the memory."""
 MAX_OFFSET = 1 << 31

@@ -19,6 +19,8 @@ STEADY_S = 60.0
 """A process that has lived so long is restarted without a pause again."""
 END_S = 15.0
 """How long it may take to end by itself: longer than a gateway waits for its last answers."""
+WRONG_SETTINGS = 2
+"""Exit status of a command that can't work as it was started: another start would end the same way."""
 
 
 class SupervisedProcess:
@@ -33,6 +35,7 @@ class SupervisedProcess:
         self._started_at = 0.0
         self._next_start_at = 0.0
         self._delay_s = FIRST_DELAY_S
+        self._has_given_up = False
 
     @property
     def pid(self) -> int | None:
@@ -40,17 +43,24 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None else None
 
     def watch(self) -> None:
-        """Start the process if it isn't running and its pause is over."""
+        """Start the process if it isn't running and its pause is over; never again if its settings can't work."""
         now = time.monotonic()
         if self._process is not None and (status := self._process.poll()) is not None:
             self._process = None
-            if now - self._started_at >= STEADY_S:
-                self._delay_s = FIRST_DELAY_S
-            logger.warning("the %s ended with %s; next start in %g s", self._name, _in_words(status), self._delay_s)
-            self._next_start_at = now + self._delay_s
-            self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
-        if self._process is None and now >= self._next_start_at:
+            self._plan_next_start(now, status)
+        if self._process is None and not self._has_given_up and now >= self._next_start_at:
             self._start(now)
+
+    def _plan_next_start(self, now: float, status: int) -> None:
+        if status == WRONG_SETTINGS:
+            self._has_given_up = True
+            logger.error("the %s can't work with these settings: it isn't started again", self._name)
+            return
+        if now - self._started_at >= STEADY_S:
+            self._delay_s = FIRST_DELAY_S
+        logger.warning("the %s ended with %s; next start in %g s", self._name, _in_words(status), self._delay_s)
+        self._next_start_at = now + self._delay_s
+        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
 
     def _start(self, now: float) -> None:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}

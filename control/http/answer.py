@@ -1,7 +1,5 @@
 """The response to one generating request, whole or streamed: from deltas to bytes, and what happens when it fails."""
 
-import logging
-
 from aiohttp import web
 
 from schedtop.control.errors import Disconnected
@@ -9,11 +7,8 @@ from schedtop.control.http import sse
 from schedtop.control.http.as_json import json_response
 from schedtop.control.http.failures import ApiError, from_disconnect
 from schedtop.control.http.generation import Delta, Generation
-from schedtop.control.http.link import SlowReader
 from schedtop.control.http.openai_types import StreamOptions
 from schedtop.control.http.render import Renderer, usage_of
-
-logger = logging.getLogger(__name__)
 
 
 class Response:
@@ -45,11 +40,6 @@ class Response:
         except (ApiError, Disconnected) as error:
             failure = from_disconnect(error) if isinstance(error, Disconnected) else error
             await stream.send(sse.event(failure.body()))
-        except (ConnectionError, SlowReader) as error:
-            logger.info("request %s is cut: %s", self._generation.plan.request_id, error)
-            if request.transport is not None:
-                request.transport.abort()
-            raise
         await stream.send(sse.DONE)
         return await stream.end()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from schedtop.control.http.openapi import document
 from schedtop.control.http.routes import PREFIX
 from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
 from schedtop.control.http.websocket import WebSocketRelay
+from schedtop.engine.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -126,15 +128,19 @@ class Gateway:
         return json_response(document(self.routes(), self.link.welcome.knobs, open_to_all))
 
     async def start(self) -> None:
-        """Listen and connect to the engine."""
+        """Listen and connect to the engine. Raises `ConfigError` for an address that can't be listened on."""
         self.link.start()
         # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
         self._runner = web.AppRunner(
             self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self.config.host, self.config.port)
-        await site.start()
+        try:
+            await web.TCPSite(self._runner, self.config.host, self.config.port).start()
+        except OSError as error:
+            await self.link.close()
+            await self._runner.cleanup()
+            raise ConfigError(_why_deaf(error, self.config.host, self.config.port)) from None
         self._port = self._runner.addresses[0][1]
         logger.info("listening on %s", self.url)
 
@@ -162,6 +168,12 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         yield gateway
     finally:
         await asyncio.shield(gateway.shutdown())
+
+
+def _why_deaf(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken; give --port"
+    return f"can't listen on port {port} of {host} ({error.strerror or error}); give another --host or --port"
 
 
 def _status(fault: str | None) -> web.Response:

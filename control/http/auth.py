@@ -20,10 +20,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from schedtop.control.http.failures import ApiError
+from schedtop.control.operations import PRIORITY_HIGH, PRIORITY_LOW
 from schedtop.engine.errors import ConfigError
 
-PRIORITY_LOW, PRIORITY_HIGH = -(1 << 31), (1 << 31) - 1
-"""Priorities the engine's queue is meant for; lower runs first."""
 MIN_TOKEN_LENGTH = 16
 _PLAIN_PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+|/")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -70,6 +69,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[Scope]
     priority_min: int = PRIORITY_LOW
     priority_max: int = PRIORITY_HIGH
+    sent_unknown_token: bool = False
 
     def may(self, scope: Scope) -> bool:
         """Whether a route of this scope is open to the caller."""
@@ -115,18 +115,25 @@ class TokenBook:
         if scheme.lower() == "bearer" and found:
             return found[0]
         if self._without_token.may(Scope.INFER):
-            return self._without_token  # clients of OpenAI's API always send some key
-        raise ApiError(401, "this token isn't known here: send `Authorization: Bearer TOKEN`", code="unknown_token")
+            # clients of OpenAI's API always send some key
+            return msgspec.structs.replace(self._without_token, sent_unknown_token=True)
+        raise _unknown_token()
+
+
+def _unknown_token() -> ApiError:
+    return ApiError(401, "this token isn't known here: send `Authorization: Bearer TOKEN`", code="unknown_token")
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    return hashlib.sha256(token.encode(errors="surrogatepass")).digest()  # headers may hold any bytes
 
 
 def require(caller: Caller, scope: Scope) -> None:
-    """Raise `ApiError` 401 (no token) or 403 (a token without that scope)."""
+    """Raise `ApiError` 401 (no token, or one nobody knows) or 403 (a token without that scope)."""
     if caller.may(scope):
         return
+    if caller.sent_unknown_token:
+        raise _unknown_token()
     if caller.name == NOBODY.name:
         raise ApiError(401, f"this route needs a token with scope {scope}", code="token_needed")
     raise ApiError(403, f"token {caller.name!r} lacks the scope {scope}", code="scope_missing")

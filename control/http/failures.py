@@ -85,5 +85,7 @@ def from_disconnect(gone: Disconnected) -> ApiError:
 def from_bad_json(error: msgspec.DecodeError) -> ApiError:
     """A body that isn't what was asked for; `param` is taken from the path in msgspec's message."""
     words, _, path = str(error).partition(" - at `$")
-    param = path.rstrip("`").lstrip(".") or None
+    param = path.rstrip("`").lstrip(".").replace("[...]", "") or None
+    if words == "Number out of range":
+        words = "a number is too large for a JSON number here: they end at 1.8e308"
     return ApiError(400, f"{param}: {words}" if param else words, code="bad_request", param=param)

@@ -232,9 +232,8 @@ class Generation:
 
     def _ended(self, answer: Answer) -> None:
         self._link.close_stream([answer.request_id])
-        if answer.is_in_engine:  # a stop string: the engine doesn't know yet
-            answer.is_in_engine = False
-            self._link.abort_soon([answer.request_id], "stop string found", as_stop=True)
+        # after a stop string the engine doesn't know yet
+        self._abort([answer], "stop string found", as_stop=True)
         self._on_answered(answer, self.plan)
 
     def close(self) -> None:
@@ -243,7 +242,11 @@ class Generation:
             return  # refused for an id in use: the stream of that id is somebody else's
         self._is_open = False
         self._link.close_stream(self._by_id)
-        live = [answer for answer in self.answers if answer.is_in_engine]
+        self._abort(self.answers, "the client went away")
+
+    def _abort(self, answers: list[Answer], reason: str, as_stop: bool = False) -> None:
+        """End those of the answers that the engine may still be working on."""
+        live = [answer for answer in answers if answer.is_in_engine and answer.request_id not in self._stream.ended]
         for answer in live:
             answer.is_in_engine = False
-        self._link.abort_soon([answer.request_id for answer in live], "the client went away")
+        self._link.abort_soon([answer.request_id for answer in live], reason, as_stop)

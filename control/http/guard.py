@@ -10,9 +10,13 @@ from schedtop.control.errors import CommandRefused, Disconnected, NoReply
 from schedtop.control.http import auth
 from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal
 from schedtop.control.http.keys import CALLER
+from schedtop.control.http.link import SlowReader
 from schedtop.control.http.service import Service
 
 logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499
+"""Status under which an answer counts that nobody was there to read."""
 
 
 class Guard:
@@ -57,8 +61,8 @@ def faults_become_answers(service: Service) -> Middleware:
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
-        except ConnectionError:
-            raise
+        except (ConnectionError, SlowReader) as gone:
+            return _hang_up(request, gone)
         except Exception as error:
             caller = request.get(CALLER)
             if isinstance(error, ApiError) and error.status == 403 and caller is not None:
@@ -66,6 +70,15 @@ def faults_become_answers(service: Service) -> Middleware:
             return _answer(error, service.retry_after_s())
 
     return middleware
+
+
+def _hang_up(request: web.Request, why: Exception) -> web.Response:
+    """Nobody reads any more: nothing of this is an error of ours, and nothing can be told."""
+    level = logging.INFO if isinstance(why, SlowReader) else logging.DEBUG
+    logger.log(level, "%s %s is cut: %s", request.method, request.path, why)
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response(status=CLIENT_GONE)
 
 
 def _answer(error: Exception, retry_after_s: int) -> web.StreamResponse:
@@ -80,6 +93,8 @@ def _answer(error: Exception, retry_after_s: int) -> web.StreamResponse:
             return ApiError(504, str(error), code=error.code).response()
         case msgspec.DecodeError():
             return from_bad_json(error).response()
+        case RecursionError():
+            return ApiError(400, "the request is nested too deeply to be read", code="bad_request").response()
         case OverflowError():
             return ApiError(400, "a number in the request doesn't fit 64 bits", code="bad_request").response()
         case web.HTTPException():

@@ -59,9 +59,13 @@ class TokenStream:
         self._num_values = 0
         self._failure: Exception | None = None
         self._news = asyncio.Event()
+        self.ended: set[str] = set()
+        """Requests whose last output has arrived, taken or not."""
 
     def put(self, output: TokenOutput) -> None:
         """Called as tokens arrive; never waits."""
+        if output.finish_reason is not None:
+            self.ended.add(output.request_id)
         if self._failure is not None:
             return
         self._num_values += _num_values(output)

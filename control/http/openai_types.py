@@ -9,14 +9,15 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
-from schedtop.control.http.auth import PRIORITY_HIGH, PRIORITY_LOW
 from schedtop.control.http.failures import ApiError, from_bad_json
+from schedtop.control.operations import PRIORITY_HIGH, PRIORITY_LOW
 from schedtop.engine.errors import RequestRefused
 from schedtop.engine.sampling_params import SamplingParams
 
 MAX_N = 128
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1000
+MAX_REQUEST_ID_LENGTH = 128
 
 _IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls",
@@ -99,10 +100,14 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.stream_options is not None and not self.stream:
             _bad("stream_options", "given", "has a meaning with stream=true only")
         stops = self.stops
-        if len(stops) > MAX_STOPS or any(not 0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-            _bad("stop", len(stops), f"must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters")
-        if self.request_id is not None and not (0 < len(self.request_id) <= 128 and self.request_id.isprintable()):
-            _bad("request_id", len(self.request_id), "must have 1 to 128 printable characters")
+        if len(stops) > MAX_STOPS:
+            _refuse("stop", f"stop has {len(stops)} strings, the limit is {MAX_STOPS}")
+        if (longest := max(map(len, stops), default=0)) > MAX_STOP_LENGTH:
+            _refuse("stop", f"stop has a string of {longest} characters, the limit is {MAX_STOP_LENGTH}")
+        if "" in stops:
+            _bad("stop", "''", f"must be strings of 1 to {MAX_STOP_LENGTH} characters")
+        if self.request_id is not None:
+            _check_request_id(self.request_id)
 
     def sampling(self, default_max_tokens: int) -> SamplingParams:
         """The engine's settings. Raises `ApiError` 400 naming the first one out of range."""
@@ -225,8 +230,19 @@ def parse(body: bytes, kind: type[AnyRequest]) -> AnyRequest:
     return request
 
 
+def _check_request_id(request_id: str) -> None:
+    if len(request_id) > MAX_REQUEST_ID_LENGTH:
+        _refuse("request_id", f"request_id has {len(request_id)} characters, the limit is {MAX_REQUEST_ID_LENGTH}")
+    if not request_id or not request_id.isprintable():
+        _bad("request_id", repr(request_id), f"must have 1 to {MAX_REQUEST_ID_LENGTH} printable characters")
+
+
 def _bad(name: str, value: object, why: str) -> NoReturn:
-    raise ApiError(400, f"{name}={value} {why}", code="bad_request", param=name)
+    _refuse(name, f"{name}={value} {why}")
+
+
+def _refuse(name: str, message: str) -> NoReturn:
+    raise ApiError(400, message, code="bad_request", param=name)
 
 
 def _as(kind: type[T], value: Any) -> T | None:
@@ -264,7 +280,7 @@ def _grammar(response_format: ResponseFormat | None) -> str | None:
 def _role(message: dict[str, Any]) -> str:
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        _bad("messages", repr(role), "is no role: each message needs one, such as user")
+        _refuse("messages", f"messages: {_shown(role)} is no role: each message needs one, such as user")
     return role
 
 
@@ -275,9 +291,15 @@ def _text_of(message: dict[str, Any]) -> str:
     if content is None:
         return ""
     if not isinstance(content, list):
-        _bad("messages", type(content).__name__, "is no content: give a text or a list of text parts")
+        _refuse("messages", f"messages: the content {_shown(content)} is neither a text nor a list of text parts")
     parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
     texts = [part for part in parts if isinstance(part, str)]
     if len(texts) != len(parts):
-        _bad("messages", "a part", "isn't of type text: the model reads only text")
+        _refuse("messages", "messages: a part of the content isn't of type text: the model reads only text")
     return "\n".join(texts)
+
+
+def _shown(value: object) -> str:
+    """A value as JSON, as far as it fits a message."""
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 40 else f"{text[:39]}…"

@@ -79,6 +79,20 @@ def test_the_local_token_is_never_sent_to_another_machine(engine):
     assert discovery.find_token("https://elsewhere:8000") is None
 
 
+def test_token_files_of_dead_engines_are_in_nobodys_way(engine):
+    engine("live")
+    for name in ("dead", "live", "older"):
+        discovery.token_path(discovery.socket_path(name)).write_text(f"token of {name}")
+    assert discovery.find_token("http://127.0.0.1:8000") == "token of live"
+
+
+def test_of_several_live_engines_no_token_is_guessed(engine):
+    for name in ("a", "b"):
+        engine(name)
+        discovery.token_path(discovery.socket_path(name)).write_text(name)
+    assert discovery.find_token("http://127.0.0.1:8000") is None
+
+
 def test_with_several_token_files_none_is_guessed():
     for name in ("a", "b"):
         path = discovery.token_path(discovery.socket_path(name))

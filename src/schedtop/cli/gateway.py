@@ -1,9 +1,12 @@
 """`schedtop gateway`: the HTTP side of a running engine, as a process of its own."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +15,8 @@ from schedtop.control.discovery import is_url, resolve, token_path
 from schedtop.control.http.app import Gateway, GatewayConfig, running
 from schedtop.control.http.auth import TokenSpec, is_loopback, load_token_file, local_token, tokens_from_environment
 from schedtop.control.http.tokenizers import load_tokenizer
+from schedtop.control.supervise import WRONG_SETTINGS
+from schedtop.engine.errors import ConfigError
 
 
 @click.command()
@@ -42,20 +47,31 @@ def gateway(
     target = resolve(connect)
     if is_url(target):
         raise click.UsageError(f"--connect {target} is a gateway already; give the engine's socket")
-    given = tokens(token_file)
-    check_bind(host, given)
-    own = local_token(token_path(Path(target)))
-    config = GatewayConfig(
-        target=target,
-        host=host,
-        port=port,
-        allowed_hosts=allowed_host,
-        tokens=[own, *given],
-        is_open=not given,
-        drain_limit_s=drain,
-        stall_limit_s=stall_limit,
-    )
-    asyncio.run(_serve(Gateway(config, load_tokenizer)))
+    with _wrong_settings_end_it():
+        given = tokens(token_file)
+        check_bind(host, given)
+        own = local_token(token_path(Path(target)))
+        config = GatewayConfig(
+            target=target,
+            host=host,
+            port=port,
+            allowed_hosts=allowed_host,
+            tokens=[own, *given],
+            is_open=not given,
+            drain_limit_s=drain,
+            stall_limit_s=stall_limit,
+        )
+        asyncio.run(_serve(Gateway(config, load_tokenizer)))
+
+
+@contextlib.contextmanager
+def _wrong_settings_end_it() -> Iterator[None]:
+    """With one line, and a status that tells a supervisor not to try again."""
+    try:
+        yield
+    except ConfigError as error:
+        click.echo(f"schedtop: error: {error}", err=True)
+        sys.exit(WRONG_SETTINGS)
 
 
 def tokens(token_file: Path | None) -> list[TokenSpec]:

@@ -209,11 +209,23 @@ def test_loopback_is_told_from_the_rest(host: str, expected: bool) -> None:
 def test_an_unknown_key_is_nobody_where_tokens_are_needed_and_anybody_where_not() -> None:
     specs = [TokenSpec(name="a", token=SECRET, scopes=[Scope.READ])]
     assert TokenBook(specs).caller(f"Bearer {SECRET}").name == "a"
-    assert TokenBook(specs, ANYBODY).caller("Bearer sk-whatever") is ANYBODY
-    for header in ("Bearer nonsense", f"Basic {SECRET}", SECRET, ""):
+    unknown = TokenBook(specs, ANYBODY).caller("Bearer sk-whatever")
+    assert (unknown.name, unknown.scopes) == (ANYBODY.name, ANYBODY.scopes)
+    for header in ("Bearer nonsense", f"Basic {SECRET}", SECRET, "", "Bearer \udcff\udcfe"):
         with pytest.raises(ApiError) as caught:
             TokenBook(specs).caller(header)
         assert caught.value.status == 401
+
+
+@pytest.mark.parametrize("token", [b"of-another-engine", b"\xff\xfe"])
+async def test_an_unknown_token_on_a_control_route_is_called_unknown(world, token) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
+    head = b"GET /control/v1/knobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer "
+    writer.write(head + token + b"\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b'"unknown_token"' in answer
 
 
 def test_the_local_token_is_made_once_and_only_its_owner_can_read_it(tmp_path) -> None:

@@ -296,3 +296,41 @@ def _status(body: bytes, kind) -> int:
     except ApiError as error:
         return error.status
     return 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/control/v1/pause"])
+async def test_json_nested_too_deeply_is_the_clients_fault(world, path) -> None:
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer operator-token-0123456789"}
+    async with world.session.post(path, data='{"mode": ' + "[" * 5000 + "]" * 5000 + "}", headers=headers) as response:
+        body = await response.json()
+    assert response.status == 400
+    assert body["error"]["code"] == "bad_request"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"request_id": "a\nb"}, r"request_id='a\nb' must have"),
+        ({"request_id": "x" * 200}, "request_id has 200 characters"),
+        ({"stop": ["a", ""]}, "stop='' must be"),
+        ({"stop": ["a"] * 40}, "stop has 40 strings"),
+        ({"stop": "a" * 2000}, "stop has a string of 2000 characters"),
+    ],
+)
+async def test_a_refusal_shows_the_value_and_not_its_length_as_the_value(world, fields, words) -> None:
+    status, body = await world.complete("hi", **fields)
+    assert status == 400
+    assert words in body["error"]["message"]
+    assert f"{next(iter(fields))}=" not in body["error"]["message"] or "='" in body["error"]["message"]
+
+
+async def test_a_number_too_large_for_json_says_so_and_content_of_a_wrong_kind_names_it(world) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with world.session.post("/v1/completions", data='{"prompt": "x", "min_p": 1e400}', headers=headers) as answer:
+        body = await answer.json()
+    assert answer.status == 400
+    assert body["error"]["message"].startswith("a number is too large")
+    status, body = await world.chat(messages=[{"role": "user", "content": 7}])
+    assert (status, body["error"]["message"]) == (
+        400, "messages: the content 7 is neither a text nor a list of text parts",
+    )  # fmt: skip

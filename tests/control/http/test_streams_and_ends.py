@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import logging
 
+import aiohttp
 import pytest
 
 from schedtop.control.http import link, sse
@@ -172,6 +174,29 @@ async def test_a_client_that_stops_reading_is_cut_and_its_requests_ended(start_w
     snapshot = await world.until(lambda s: s.num_running + s.num_waiting == 0)
     assert snapshot.counters.finished == {"abort": 4}
     response.close()
+
+
+async def test_a_client_that_drops_a_stream_is_no_error_and_an_ended_request_is_not_aborted(
+    start_world, monkeypatch, caplog
+) -> None:
+    world = await start_world()
+    sent = []
+
+    async def dropped(self, data: bytes) -> None:
+        (stream,) = world.gateway.link._streams.values()
+        while not stream.ended:
+            await asyncio.sleep(0)
+        raise ConnectionResetError("gone")
+
+    monkeypatch.setattr(sse.EventStream, "send", dropped)
+    monkeypatch.setattr(world.gateway.link, "send_soon", lambda command, on_behalf_of="": sent.append(command))
+    with pytest.raises(aiohttp.ClientError):
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 5}
+        async with world.post("/v1/chat/completions", body) as response:
+            await response.read()
+    assert (await world.snapshot()).counters.finished == {"length": 1}
+    assert sent == []
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_joined_tokens_of_a_slow_stream_lose_nothing(start_world) -> None:
