@@ -107,7 +107,8 @@ def test_a_recording_is_replayed_on_the_screen_without_its_engine(served: Served
     path = str(served.home.folder / "engine.rec")
     run = served.home.schedtop("record", path, "--for", "1s", "--interval", "100ms", "--connect", str(served.socket))
     assert run.returncode == 0, run.stderr
-    served.stop()
+    served.process.kill()
+    served.process.wait()
     with Terminal(served.home, "replay", path, columns=120, lines=40) as terminal:
         terminal.wait_for_text("REPLAY ⏸ 1x")
         terminal.press("]")
