@@ -24,6 +24,7 @@ from schedtop.tui.screens.live import DetailDialog, FleetDialog
 from schedtop.tui.screens.main import MainScreen
 from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
 from schedtop.tui.state import Action, EngineView, LinkEvent, LinkUp, Outcome, Phase, Remembered, Scene, Ui, fold
+from schedtop.tui.text import TextReader
 from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
 from schedtop.tui.widgets.output import narrowed
 from schedtop.tui.widgets.panel import StyleOf
@@ -68,6 +69,7 @@ class SchedtopApp(App[None]):
         self.views = {link.target: EngineView(link.target, changed_at=self.clock()) for link in links}
         self.current = links[0].target
         self.keymap = self.options.keymap
+        self.reader = TextReader()
         self._wanted: dict[str, Viewport] = {}
         self._sent: dict[str, Viewport] = {}
         self._style_functions: dict[tuple[str, bool], StyleOf] = {}

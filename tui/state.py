@@ -292,6 +292,8 @@ class Scene:
     view: EngineView
     ui: Ui = Ui()
     now: float = 0.0
+    text: str = ""
+    """What the request looked at closely has generated, where it can be decoded."""
 
     @property
     def engine_now(self) -> float:

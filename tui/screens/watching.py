@@ -60,7 +60,15 @@ class WatchScreen(Screen[None]):
         """What is to be drawn now; a frozen screen goes on showing its old view."""
         if self._frozen is not None:
             return replace(self._frozen, ui=self.ui)
-        return Scene(self.owner.view, self.ui, self.owner.clock())
+        return Scene(self.owner.view, self.ui, self.owner.clock(), self._text())
+
+    def _text(self) -> str:
+        """Only for a request opened by hand: a tokenizer is loaded for it."""
+        view = self.owner.view
+        detail = view.snapshot.detail if view.snapshot is not None else None
+        if self.ui.detail is None or detail is None or view.welcome is None:
+            return ""
+        return self.owner.reader.text(view.welcome.info, detail.output_token_ids)
 
     def repaint(self) -> None:
         """Draw the scene; panels refresh only what changed."""

@@ -19,6 +19,10 @@ PHASES = {
 }
 
 
+TEXT_LINES = 3
+"""Lines of generated text shown: the newest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """A stretch of a request's life, in seconds."""
@@ -65,6 +69,7 @@ def lifeline(scene: Scene, width: int, height: int) -> Body:
     row = detail.row
     life = stretches(detail, scene.engine_now)
     lines: list[Line] = [*_facts(row, scene.engine_now, width), _bar(life, width), _spent(life)]
+    lines += _text(scene, width)
     lines += _events(detail, scene)
     glyph, role = STATUS[row.status]
     title: list[Span] = [(clean(detail.request_id), "strong"), (f" {glyph}", role)]
@@ -101,6 +106,11 @@ def _facts(row: RequestRow, now: float, width: int) -> list[Line]:
     if row.status is not RequestStatus.RUNNING:
         lines.insert(0, ((f"waits for {waits_for(row)}", STATUS[row.status][1]),))
     return lines
+
+
+def _text(scene: Scene, width: int) -> list[Line]:
+    """The last lines of what it has generated."""
+    return [(("│ ", "dim"), (line, "strong")) for line in wrap(clean(scene.text), width - 2)[-TEXT_LINES:]]
 
 
 def _events(detail: RequestDetail, scene: Scene) -> list[Line]:
