@@ -113,8 +113,9 @@ def _without_model(settings: ServeSettings) -> _Parts:
         raise ConfigError(
             f"kv_memory={settings.kv_memory} needs a model; give num_kv_blocks to a {settings.runner} one"
         )
-    num_blocks = settings.num_kv_blocks or NUM_BLOCKS_WITHOUT_MODEL
-    config = _config(settings, settings.runner, num_blocks, settings.max_model_len or MAX_LEN_WITHOUT_MODEL)
+    num_blocks = NUM_BLOCKS_WITHOUT_MODEL if settings.num_kv_blocks is None else settings.num_kv_blocks
+    max_model_len = MAX_LEN_WITHOUT_MODEL if settings.max_model_len is None else settings.max_model_len
+    config = _config(settings, settings.runner, num_blocks, max_model_len)
     if settings.runner == "fake":
         from schedtop.engine.runner.fake import FakeRunner
 
@@ -130,18 +131,20 @@ def _real(settings: ServeSettings) -> _Parts:
     from schedtop.engine.runner.loader.checkpoint import open_checkpoint
     from schedtop.engine.runner.loader.resolve import resolve_model
     from schedtop.engine.runner.model_runner import ModelRunner
-    from schedtop.engine.runner.placement import choose_placement, num_blocks_for
+    from schedtop.engine.runner.placement import check_kv_memory, choose_placement, num_blocks_for
 
     choices = {"dtype": settings.dtype, "backend": settings.attention, "device": settings.device}
     path = resolve_model(settings.model)
     checkpoint = open_checkpoint(str(path))
     num_blocks = settings.num_kv_blocks
+    placement = choose_placement(checkpoint.config, settings.block_size, **choices)
     if num_blocks is None:
-        placement = choose_placement(checkpoint.config, settings.block_size, **choices)
         memory = parse_memory(settings.kv_memory or DEFAULT_KV_MEMORY)
         num_blocks = num_blocks_for(memory, checkpoint.config, settings.block_size, placement.cache_dtype)
+    check_kv_memory(num_blocks, checkpoint.config, settings.block_size, placement)
     longest = min(checkpoint.config.max_context, (num_blocks - 1) * settings.block_size)
-    config = _config(settings, Path(settings.model).stem, num_blocks, settings.max_model_len or longest)
+    max_model_len = longest if settings.max_model_len is None else settings.max_model_len
+    config = _config(settings, Path(settings.model).stem, num_blocks, max_model_len)
     runner = ModelRunner(
         checkpoint,
         config,

@@ -8,6 +8,12 @@ import msgspec
 from schedtop.engine.errors import ConfigError
 
 
+MAX_BLOCK_SIZE = 1 << 16
+MAX_KV_BLOCKS = 10_000_000
+"""The book-keeping of so many takes gigabytes by itself; a model's KV memory ends long before."""
+MAX_BATCHED_TOKENS = 1 << 24
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Start-up sizes and the named settings in which scheduler profiles differ.
 
@@ -61,14 +67,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """End a request whose tokens outgrow the usable pool with a capacity reason (vLLM waits for ever)."""
 
     def __post_init__(self) -> None:
-        for field, low in (
-            ("block_size", 1),
-            ("num_kv_blocks", 1 + self.null_block),
-            ("max_num_batched_tokens", 1),
-            ("max_num_seqs", 1),
+        for field, low, high in (
+            ("block_size", 1, MAX_BLOCK_SIZE),
+            ("num_kv_blocks", 1 + self.null_block, MAX_KV_BLOCKS),
+            ("max_num_batched_tokens", 1, MAX_BATCHED_TOKENS),
+            ("max_num_seqs", 1, MAX_BATCHED_TOKENS),
+            ("max_num_speculative_tokens", 0, MAX_BATCHED_TOKENS),
         ):
             if (value := getattr(self, field)) < low:
                 raise ConfigError(f"{field}={value} is below its minimum {low}: give at least {low}")
+            if value > high:
+                raise ConfigError(f"{field}={value} is above its maximum {high}: give at most {high}")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} is below its minimum 2 (one prompt token, one output)"

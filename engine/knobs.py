@@ -157,6 +157,8 @@ def knob_table(config: EngineConfig) -> tuple[KnobSpec, ...]:
 
 
 KNOB_NAMES: tuple[str, ...] = tuple(spec.name for spec, _ in _DECLARED)
+ALLOCATED_KNOBS = frozenset(spec.name for spec, ceiling in _DECLARED if ceiling)
+"""Those whose upper end is what this engine was started with."""
 
 
 def initial_knobs(config: EngineConfig, **overrides: Any) -> Knobs:
@@ -205,6 +207,8 @@ def _check(specs: Mapping[str, KnobSpec], name: str, value: Any) -> Any:
     if spec.low is not None and value < spec.low:
         raise KnobRefused(f"{name}={value} is below its minimum {spec.low:g}{_range(spec)}")
     if spec.high is not None and value > spec.high:
+        if name not in ALLOCATED_KNOBS:
+            raise KnobRefused(f"{name}={value} is above its maximum {spec.high:g}{_range(spec)}")
         raise KnobRefused(
             f"{name}={value} is above its ceiling {spec.high:g}{_range(spec)}; a larger one must be allocated at start"
         )

@@ -3,6 +3,7 @@
 Impossible combinations are refused by name here, before anything is allocated. Also the memory plan of the KV cache.
 """
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +81,25 @@ def num_blocks_for(memory_bytes: int, model: ModelConfig, block_size: int, cache
             f"a KV memory of {memory_bytes} bytes holds {count} blocks of {size} bytes: give at least {2 * size} bytes"
         )
     return count
+
+
+def check_kv_memory(num_blocks: int, model: ModelConfig, block_size: int, placement: Placement) -> None:
+    """Raise `ConfigError` for more KV blocks than the device has memory for, weights not even counted."""
+    size = bytes_per_block(model, block_size, placement.cache_dtype)
+    memory = _device_memory(placement.device)
+    if num_blocks * size > memory:
+        raise ConfigError(
+            f"{num_blocks} KV blocks of {block_size} tokens need {num_blocks * size / 2**30:,.1f} GiB, "
+            f"{placement.device} has {memory / 2**30:,.1f} GiB: give at most {memory // size} with num_kv_blocks, "
+            "or say with kv_memory how much to use"
+        )
+
+
+def _device_memory(device: torch.device) -> int:
+    """Bytes the device has in all."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def choose_placement(

@@ -50,3 +50,26 @@ def test_another_scheduler_is_used_and_a_bad_one_is_refused() -> None:
     assert computed_for(make(scheduler_cls="schedtop.engine.sched.scheduler:Scheduler")) == 51
     with pytest.raises(ConfigError, match="isn't written module:Class"):
         make(scheduler_cls="Mine")
+
+
+@pytest.mark.parametrize("runner", ["fake", "real"])
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_kv_blocks", 0, "num_kv_blocks=0 is below its minimum 2"),
+        ("max_model_len", 0, "max_model_len=0 is below its minimum 2"),
+        ("max_num_speculative_tokens", -1, "max_num_speculative_tokens=-1 is below its minimum 0"),
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused_and_never_taken_for_the_default(runner, field, value, words) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make(runner=runner, **{field: value})
+
+
+def test_more_blocks_than_can_be_are_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="block_size=1048576 is above its maximum 65536"):
+        make(block_size=1 << 20)
+    with pytest.raises(ConfigError, match="num_kv_blocks=99999999999999 is above its maximum 10000000"):
+        make(num_kv_blocks=99999999999999)
+    with pytest.raises(ConfigError, match=r"need [\d,.]+ GiB, cpu has [\d,.]+ GiB: give at most \d+"):
+        make(runner="real", device="cpu", num_kv_blocks=99999999999999)

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from schedtop.cli.engine import DURATION, connect_option, json_option, say_json, table, talk
-from schedtop.cli.values import KNOB_ASSIGNMENT
+from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.control.client import Client
 from schedtop.control.messages import Ack, GetSnapshot, GetState, GetStepModel, SnapshotReply
 from schedtop.engine.errors import SchedtopError
@@ -31,7 +31,9 @@ _NICE = 10
 @click.option("--budget-for", type=DURATION, metavar="DURATION", help="Also the token budget for steps this long.")
 def model(connect: str | None, as_json: bool, budget_for: float | None) -> None:
     """Show the step-time model, fitted from live steps, and the rates of the last step."""
-    fitted, perf = talk(connect, _read_model_and_perf, read_only=True)
+    if budget_for is not None and budget_for <= 0:
+        raise click.UsageError("--budget-for 0 is no step time: give one above 0, such as 50ms")
+    fitted, perf, ceiling = talk(connect, _read_model_and_perf, read_only=True)
     if as_json:
         say_json({"fitted": fitted, "last_step": perf})
         return
@@ -54,16 +56,19 @@ def model(connect: str | None, as_json: bool, budget_for: float | None) -> None:
             f"{perf.gbytes_per_s:.1f} GB/s by model arithmetic"
         )
     if budget_for is not None:
-        click.echo(f"budget for {budget_for * 1e3:g} ms: {_budget(fitted, budget_for)}")
+        click.echo(f"budget for {budget_for * 1e3:g} ms: {_budget(fitted, budget_for, ceiling)}")
 
 
-def _budget(fitted: FittedModel, step_s: float) -> str:
+def _budget(fitted: FittedModel, step_s: float, ceiling: int) -> str:
     num_sequences = fitted.sequences_seen[1]
     try:
         budget = fitted.model.budget_for(step_s, num_sequences)
     except ValueError as error:
         return str(error)
-    return f"{budget + num_sequences} tokens, beside {num_sequences} decoding requests"
+    wanted = budget + num_sequences
+    if 0 < ceiling < wanted:
+        return f"{ceiling} tokens, the ceiling of max_num_batched_tokens here (the model would allow {wanted})"
+    return f"{wanted} tokens, beside {num_sequences} decoding requests"
 
 
 @click.command(name="forecast")
@@ -80,7 +85,7 @@ def forecast_command(
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     state, fitted = talk(connect, _read_both, read_only=True)
-    result = forecast(state, fitted, dict(changes), horizon_s=horizon, max_draws=draws, cpu_limit_s=cpu)
+    result = forecast(state, fitted, as_changes(changes), horizon_s=horizon, max_draws=draws, cpu_limit_s=cpu)
     if as_json:
         say_json(result)
     else:
@@ -104,12 +109,14 @@ async def read_state(client: Client) -> EngineState:
     return msgspec.convert(ack.data["state"], EngineState)
 
 
-async def _read_model_and_perf(client: Client) -> tuple[FittedModel, PerfStats | None]:
-    fitted, shape = await read_model(client), client.welcome.info.shape
+async def _read_model_and_perf(client: Client) -> tuple[FittedModel, PerfStats | None, int]:
+    """Model, rates of the last step, and the ceiling of the token budget."""
+    fitted, info = await read_model(client), client.welcome.info
     reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
     assert isinstance(reply, SnapshotReply)
     last_step = reply.update.snapshot.last_step
-    return fitted, perf_stats(shape, last_step) if shape and last_step else None
+    perf = perf_stats(info.shape, last_step) if info.shape and last_step else None
+    return fitted, perf, info.max_num_batched_tokens
 
 
 async def _read_both(client: Client) -> tuple[EngineState, FittedModel]:

@@ -14,7 +14,7 @@ from schedtop.cli.engine import (
     table,
     talk,
 )
-from schedtop.cli.values import KNOB_ASSIGNMENT
+from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.control.client import Client
 from schedtop.control.messages import Ack, ConfirmChange, GetSnapshot, KnobsAck, SetKnobs, SnapshotReply, UndoChange
 from schedtop.engine.knobs import KnobSpec, KnobValue
@@ -92,7 +92,7 @@ def set_knobs(
 ) -> None:
     """Change knobs, all or none, at the next step: NAME=VALUE ..."""
     command = SetKnobs(
-        changes=dict(changes),
+        changes=as_changes(changes),
         dry_run=dry_run,
         confirm_within_s=confirm_within_s,
         expect_generation=expect_generation,

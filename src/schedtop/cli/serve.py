@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from schedtop.cli.values import KNOB_ASSIGNMENT
+from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.control.settings import load_settings
 
 
@@ -48,7 +48,7 @@ def serve(config: Path | None, as_json: bool, **options: Any) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if "knobs" in given:
-        given["knobs"] = dict(given["knobs"])
+        given["knobs"] = as_changes(given["knobs"])
     if "allowed_hosts" in given:
         given["allowed_hosts"] = list(given["allowed_hosts"])
     sys.exit(run(load_settings(config, given), click.echo, as_json))

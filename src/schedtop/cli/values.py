@@ -1,5 +1,6 @@
 """How values are written on the command line."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -51,3 +52,13 @@ def _words_of(spec: KnobSpec) -> tuple[str, ...]:
 
 
 KNOB_ASSIGNMENT = KnobAssignment()
+
+
+def as_changes(assignments: Sequence[tuple[str, KnobValue]]) -> dict[str, KnobValue]:
+    """Knob to value. Raises `UsageError` for a knob that is named twice."""
+    changes: dict[str, KnobValue] = {}
+    for name, value in assignments:
+        if name in changes:
+            raise click.UsageError(f"{name} is given twice: {changes[name]} and {value}")
+        changes[name] = value
+    return changes

@@ -184,16 +184,16 @@ async def test_a_client_that_drops_a_stream_is_no_error_and_an_ended_request_is_
 
     async def dropped(self, data: bytes) -> None:
         (stream,) = world.gateway.link._streams.values()
-        while not stream.ended:
+        while not stream.ended:  # noqa: ASYNC110
             await asyncio.sleep(0)
         raise ConnectionResetError("gone")
 
     monkeypatch.setattr(sse.EventStream, "send", dropped)
     monkeypatch.setattr(world.gateway.link, "send_soon", lambda command, on_behalf_of="": sent.append(command))
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 5}
+    response = await world.post("/v1/chat/completions", body)
     with pytest.raises(aiohttp.ClientError):
-        body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 5}
-        async with world.post("/v1/chat/completions", body) as response:
-            await response.read()
+        await response.read()
     assert (await world.snapshot()).counters.finished == {"length": 1}
     assert sent == []
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
