@@ -19,6 +19,8 @@ from schedtop.tui.state import EngineView, LinkDown, LinkEvent, LinkUp, Received
 FRAMES_BEFORE = 400
 """Frames folded to show one out of order: so far back do plots and the decision log reach."""
 _CHUNKS_HELD = 4
+_VIEWS_HELD = 32
+"""Frames shown or passed last that are kept, so that a step back costs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class Tape:
     def __init__(self, path: Path) -> None:
         self.target = str(path)
         self._recording = Recording(path)
+        self._views: dict[int, EngineView] = {}
         self._chunk = lru_cache(maxsize=_CHUNKS_HELD)(self._read_chunk)
         self.frames = self._index()
         if not self.frames:
@@ -71,6 +74,10 @@ class Tape:
         """`view`, which shows the frame before, with frame `place` folded in."""
         for entry in self.entries(place):
             view = fold(view, self._event(entry), entry.wall)
+        self._views.pop(place, None)
+        self._views[place] = view
+        if len(self._views) > _VIEWS_HELD:
+            del self._views[next(iter(self._views))]
         return view
 
     def _event(self, entry: Recorded) -> LinkEvent:
@@ -84,6 +91,8 @@ class Tape:
 
     def view_at(self, place: int) -> EngineView:
         """What a screen that watched for some time would know at frame `place`."""
+        if (known := self._views.get(place)) is not None:
+            return known
         first = max(0, place - FRAMES_BEFORE)
         view = EngineView(self.target)
         if (welcome := self._welcome_before(first)) is not None:
