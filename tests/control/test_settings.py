@@ -79,5 +79,5 @@ def test_the_gateway_is_told_where_the_engine_is(folder):
     settings = ServeSettings(port=0, host="::1", allowed_hosts=["a", "b"], token_file="t.toml")
     assert gateway_arguments(settings, folder / "e.sock") == [
         "gateway", "--connect", str(folder / "e.sock"), "--host", "::1", "--port", "0",
-        "--allowed-host", "a", "--allowed-host", "b", "--token-file", "t.toml",
+        "--drain", "5", "--allowed-host", "a", "--allowed-host", "b", "--token-file", "t.toml",
     ]  # fmt: skip
