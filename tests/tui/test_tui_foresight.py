@@ -163,3 +163,16 @@ def test_a_measure_inside_the_present_range_is_not_called_better_or_worse() -> N
     same = Forecast(horizon_s=30, now=outlook(40.0, 5.0), then=outlook(42.0, 5.0))
     roles = {role for line in prospect_lines(Prospect(changes={}, forecast=same), 60) for _, role in line}
     assert not roles & {"good", "warn"}
+
+
+def test_notes_are_read_whole_where_there_is_room_and_never_hang_over() -> None:
+    from schedtop.tui.foresight import Prospect
+
+    warning = "extrapolates: 4096 prefill tokens in a step, 512 seen at most"
+    foreseen = Forecast(horizon_s=30, now=outlook(40.0), then=outlook(42.0), warnings=[warning])
+    prospect = Prospect(changes={}, forecast=foreseen)
+    roomy = [text for line in prospect_lines(prospect, 48, num_notes=3)[3:] for text, _ in line]
+    assert warning in " ".join(text.strip() for text in roomy)
+    tight = prospect_lines(prospect, 48)
+    assert len(tight) == 4
+    assert all(sum(len(text) for text, _ in line) <= 48 for line in tight)

@@ -97,7 +97,9 @@ def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False)
     """
     if scene.ui.focus != "knobs" and not scene.ui.staged:
         return [fit(_hint(scene, spec), width)]
-    foreseen = prospect_lines(scene.ui.prospect, width) if scene.ui.prospect and scene.ui.staged else []
+    foreseen = (
+        prospect_lines(scene.ui.prospect, width, 1 if is_short else 3) if scene.ui.prospect and scene.ui.staged else []
+    )
     words = [] if is_short and len(foreseen) > 1 else wrap(spec.summary, width)[: 1 if is_short and foreseen else 2]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]
@@ -107,7 +109,7 @@ def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False)
     return [fit(line, width) for line in lines]
 
 
-def prospect_lines(prospect: Prospect, width: int) -> list[Line]:
+def prospect_lines(prospect: Prospect, width: int, num_notes: int = 1) -> list[Line]:
     """The forecast: a line per measure with its range, then what it rests on; or why there is none."""
     foreseen = prospect.forecast
     if foreseen is None:
@@ -116,7 +118,9 @@ def prospect_lines(prospect: Prospect, width: int) -> list[Line]:
     lines = [_measure_line(name, foreseen.now, foreseen.then, width) for name in _MEASURES]
     basis = f"next {foreseen.horizon_s:g} s, {foreseen.num_draws} draws"
     notes = "".join(f" · {clean(warning)}" for warning in foreseen.warnings)
-    return [*lines, ((cut(basis + notes, width), "warn" if notes else "dim"),)]
+    broken = wrap(basis + notes, width)
+    shown = [*broken[: num_notes - 1], " ".join(broken[num_notes - 1 :])]
+    return [*lines, *(((cut(line, width), "warn" if notes else "dim"),) for line in shown if line)]
 
 
 _MEASURES = {"TTFT p95": "ttft_p95_s", "ITL p99": "itl_p99_s", "preempted": "preemptions"}
