@@ -7,7 +7,6 @@ import msgspec
 
 from schedtop.engine.errors import ConfigError
 
-
 MAX_BLOCK_SIZE = 1 << 16
 MAX_KV_BLOCKS = 10_000_000
 """The book-keeping of so many takes gigabytes by itself; a model's KV memory ends long before."""

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import msgspec
 
-from schedtop.cli.values import KNOB_ASSIGNMENT
+from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.engine.knobs import KNOB_NAMES, KnobValue
 from schedtop.engine.sim import paper as tables
 from schedtop.engine.sim.scenario import load_scenario, shipped_scenarios
@@ -67,7 +67,7 @@ def list_scenarios() -> None:
 def run(scenario: str, changes: Sequence[tuple[str, KnobValue]], seed: int | None, as_json: bool) -> None:
     """Run a scenario: a TOML file, or the name of a shipped one (see `schedtop sim list`)."""
     loaded = load_scenario(scenario)
-    knobs = loaded.start_knobs(dict(changes))
+    knobs = loaded.start_knobs(as_changes(changes))
     simulation = Simulation(
         loaded.config(), knobs, loaded.step_time.model(), loaded.arrivals(seed), loaded.knob_changes()
     )
