@@ -302,6 +302,8 @@ def check_reason(command: AnyCommand) -> None:
     reason = getattr(command, "reason", "")
     if len(reason) > MAX_REASON:
         raise BadCommand(f"the reason has {len(reason)} characters, the limit is {MAX_REASON}")
+    if len(reason.splitlines()) > 1:
+        raise BadCommand("the reason has several lines: give one, it is a row of the audit log")
 
 
 def _check_change(command: SetKnobs) -> None:

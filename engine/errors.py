@@ -34,12 +34,6 @@ class KnobRefused(SchedtopError):
     code = "knob_refused"
 
 
-class UnknownRequest(SchedtopError):
-    """A request id that isn't live."""
-
-    code = "unknown_request"
-
-
 class Conflict(SchedtopError):
     """A change based on a state that somebody else has changed since."""
 

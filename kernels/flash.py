@@ -2,6 +2,8 @@
 
 FlashAttention 2's paged calls want blocks of a multiple of 256 tokens. With smaller ones decodes go to the Triton
 kernel and the context of prefills is gathered first. The package is imported when it is first needed.
+
+Never run so far, neither in tests nor on a GPU: only its refusals are tested. `make test-gpu` compares it, on CUDA.
 """
 
 from functools import lru_cache

@@ -1,4 +1,7 @@
-"""Attention in pure torch, any device: decodes batched by a padded gather, prefills one by one through SDPA."""
+"""Attention in pure torch, any device: decodes batched by a padded gather, prefills one by one through SDPA.
+
+Run so far on the CPU only.
+"""
 
 from dataclasses import dataclass
 

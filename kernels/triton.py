@@ -1,4 +1,7 @@
-"""CUDA without flash-attn: the Triton kernel for decodes, torch's SDPA for prefill chunks."""
+"""CUDA without flash-attn: the Triton kernel for decodes, torch's SDPA for prefill chunks.
+
+Run so far in Triton's interpreter only, on the CPU; never compiled, never on a GPU. `make test-gpu` does that, on CUDA.
+"""
 
 import torch
 

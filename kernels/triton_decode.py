@@ -1,7 +1,8 @@
 """Requests with one query each, straight from blocks of any size, in Triton.
 
 One program per request and KV head: all query heads that share the KV head go over its blocks once. Runs on CUDA, and
-on any machine in Triton's interpreter (`TRITON_INTERPRET=1`), which is how it is tested without a GPU.
+on any machine in Triton's interpreter (`TRITON_INTERPRET=1`), which is how it is tested without a GPU
+and the only way it has been run so far.
 """
 
 import os

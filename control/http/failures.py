@@ -14,7 +14,6 @@ STATUS_OF_CODE = {
     "bad_frame": 400,
     "bad_command": 400,
     "not_allowed": 403,
-    "unknown_request": 404,
     "conflict": 409,
     "id_in_use": 409,
     "frame_too_long": 413,

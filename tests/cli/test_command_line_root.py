@@ -92,3 +92,19 @@ def test_the_connect_variable_is_the_one_that_discovery_reads() -> None:
     from schedtop.control import discovery
 
     assert main.CONNECT_VARIABLE == discovery.CONNECT_VARIABLE
+
+
+def test_a_full_disk_is_one_line_and_no_traceback() -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-P", "-m", "schedtop", "sim", "list"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert run.returncode == 1
+    assert run.stderr == "schedtop: error: the output can't be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("options", [["--once"], ["--json"], []])
+def test_a_theme_that_there_is_not_is_refused_however_the_state_is_shown(options: list[str]) -> None:
+    run = schedtop(*options, "--theme", "nope")
+    assert run.exit_code == 1
+    assert "no theme is called 'nope'; there are " in run.output

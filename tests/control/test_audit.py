@@ -195,3 +195,5 @@ async def test_an_endless_reason_is_refused(serve):
     async with engine.client() as client:
         with pytest.raises(CommandRefused, match="the reason has 501 characters, the limit is 500"):
             await client.request(Resume(reason="x" * 501))
+        with pytest.raises(CommandRefused, match="the reason has several lines: give one"):
+            await client.request(Resume(reason="calm\nrow of mine"))

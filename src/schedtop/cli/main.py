@@ -4,9 +4,12 @@ What a command does is in its own module. Errors that a user can cause end here 
 wrong command line), never as a traceback.
 """
 
+import contextlib
 import difflib
+import errno
 import importlib
 import os
+import sys
 from typing import Any
 
 import click
@@ -100,6 +103,17 @@ class LazyGroup(click.Group):
             if type(error) is click.ClickException:
                 raise _Failure(error.message) from None
             raise
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _drop_output()
+            raise _Failure(f"the output can't be written: {error.strerror}") from None
+
+
+def _drop_output() -> None:
+    """What is buffered yet would fail again, loudly, at the end of the process."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})

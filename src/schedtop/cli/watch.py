@@ -5,7 +5,7 @@ import locale
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +22,8 @@ _WITHOUT_GLYPHS = ("dumb", "linux", "vt100", "vt102", "vt220")
 
 def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme: str | None) -> None:
     """Show the engine at `connect`, or the running ones. Raises `SchedtopError` when there is none or none answers."""
+    if theme:
+        check_theme(theme)
     is_once = once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb"
     if is_url(address := connect or os.environ.get(CONNECT_VARIABLE, "")):
         from schedtop.cli.scraped import watch_plain  # aiohttp only for those who need it
@@ -34,6 +36,20 @@ def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme
         raise ConfigError("the screen is drawn on standard error, which is redirected: leave out `2>`, or give --once")
     else:
         run_screen(targets(connect), read_only, theme)
+
+
+def check_theme(theme: str) -> None:
+    """Raise `ConfigError` for a theme that there isn't, wherever the state is shown. Loads no Textual."""
+    from schedtop.tui.config import config_folder
+    from schedtop.tui.theme import load_all
+
+    palettes, faults = load_all(config_folder() / "themes")
+    if theme not in palettes:
+        raise ConfigError("\n".join([*faults, _no_theme(theme, palettes)]))
+
+
+def _no_theme(theme: str, palettes: Iterable[str]) -> str:
+    return f"no theme is called {theme!r}; there are {', '.join(palettes)}"
 
 
 def targets(connect: str | None) -> list[str]:
@@ -72,7 +88,7 @@ def screen_options(read_only: bool, theme: str | None) -> "Options":
     palettes, faults = load_all(config_folder() / "themes")
     wanted = theme or config.theme or DEFAULT
     if wanted not in palettes:
-        faults.append(f"no theme is called {wanted!r}; there are {', '.join(palettes)}")
+        faults.append(_no_theme(wanted, palettes))
         if theme:
             raise ConfigError("\n".join(faults))
     return Options(
