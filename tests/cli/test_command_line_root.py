@@ -3,6 +3,7 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -42,6 +43,7 @@ def test_every_command_in_the_table_exists(target: str) -> None:
 def test_help_lists_every_command_and_imports_none() -> None:
     code = """
 import sys
+from pathlib import Path
 from schedtop.cli.main import cli
 try:
     cli(["--help"], prog_name="schedtop")
@@ -95,7 +97,7 @@ def test_the_connect_variable_is_the_one_that_discovery_reads() -> None:
 
 
 def test_a_full_disk_is_one_line_and_no_traceback() -> None:
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         run = subprocess.run(
             [sys.executable, "-P", "-m", "schedtop", "sim", "list"], stdout=full, stderr=subprocess.PIPE, text=True
         )
