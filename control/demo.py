@@ -1,7 +1,7 @@
 """The demo's load: people who chat, now and then a long document, and short questions right behind it.
 
 A client like any other: it talks to the control socket and knows nothing of the engine. The sizes are chosen so that a
-pool of 128 blocks overflows within seconds: a queue builds up and somebody is preempted, while text is generated.
+pool of some 80 blocks overflows within seconds: a queue builds up and somebody is preempted, while text is generated.
 """
 
 import asyncio

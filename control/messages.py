@@ -13,7 +13,7 @@ from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.outputs import Touched
 from schedtop.engine.perf import ModelShape
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.snapshot import EngineEvent, FinishReason, Snapshot, StepRecord, Viewport
+from schedtop.engine.snapshot import EngineCoreEvent, FinishReason, Snapshot, StepRecord, Viewport
 
 PROTOCOL_VERSION = 1
 
@@ -369,7 +369,7 @@ class SnapshotReply(_FromServer):
 class EventBatch(_FromServer):
     """Events since the last batch, in order; `dropped` tells how many this client missed."""
 
-    events: list[EngineEvent]
+    events: list[EngineCoreEvent]
     dropped: int = 0
 
 

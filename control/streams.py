@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from schedtop.control.messages import EventBatch
-from schedtop.engine.snapshot import EngineEvent, EventKind, StepRecord
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, StepRecord
 
 NUM_STEPS_KEPT = 4096
 """Step records a watcher may be behind before it misses some."""
@@ -55,14 +55,14 @@ class EventStream:
     """The newest events; operators' changes among them are kept longer than the rest."""
 
     def __init__(self) -> None:
-        self._events: deque[EngineEvent] = deque(maxlen=NUM_EVENTS_KEPT)
-        self._changes: deque[EngineEvent] = deque(maxlen=NUM_CHANGES_KEPT)
+        self._events: deque[EngineCoreEvent] = deque(maxlen=NUM_EVENTS_KEPT)
+        self._changes: deque[EngineCoreEvent] = deque(maxlen=NUM_CHANGES_KEPT)
         self._lost_change = 0
         """Sequence number of the newest change that is kept no more."""
         self.end = 0
         """Sequence number of the newest event."""
 
-    def add(self, events: Iterable[EngineEvent]) -> None:
+    def add(self, events: Iterable[EngineCoreEvent]) -> None:
         """Append what happened."""
         for event in events:
             self._events.append(event)

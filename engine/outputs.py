@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from schedtop.engine.knobs import KnobValue
-from schedtop.engine.snapshot import EngineEvent, FinishReason, RequestStatus, StepRecord
+from schedtop.engine.snapshot import EngineCoreEvent, FinishReason, RequestStatus, StepRecord
 
 TokenLogprobs = list[tuple[int, float]]
 
@@ -30,7 +30,7 @@ class EngineCoreOutputs:
 
     step: int
     outputs: list[RequestOutput] = field(default_factory=list)
-    events: list[EngineEvent] = field(default_factory=list)
+    events: list[EngineCoreEvent] = field(default_factory=list)
     record: StepRecord | None = None
     """None when only the boundary did something (an abort on an idle engine)."""
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from schedtop.engine.encoder.cache import MediaItem
 from schedtop.engine.kv.block import KVCacheBlock
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.snapshot import EngineEvent, FinishReason, WaitReason
+from schedtop.engine.snapshot import EngineCoreEvent, FinishReason, WaitReason
 from schedtop.engine.structured.backend import CompiledGrammar
 
 NEVER = 1 << 62
@@ -140,7 +140,7 @@ class Request:
         self.was_admitted = False
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
-        self.events: list[EngineEvent] = []
+        self.events: list[EngineCoreEvent] = []
         self.grammar: CompiledGrammar | None = None
         self.media = tuple(media)
         self.is_loaded = False

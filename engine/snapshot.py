@@ -153,7 +153,7 @@ class EventKind(StrEnum):
     CACHE_RESET = "cache_reset"
 
 
-class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCoreEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened, in order; `sequence` has no gaps, so a reader can tell that it missed some."""
 
     sequence: int
@@ -263,7 +263,7 @@ class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     row: RequestRow
     block_ids: list[int]
-    events: list[EngineEvent]
+    events: list[EngineCoreEvent]
     output_token_ids: list[int] = []
 
 

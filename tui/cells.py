@@ -120,11 +120,6 @@ def plain(line: Iterable[Span]) -> str:
     return "".join(text for text, _ in line)
 
 
-def restyle(line: Iterable[Span], role: str) -> Line:
-    """The same text in one role."""
-    return tuple((text, role) for text, _ in line)
-
-
 def block(lines: Sequence[Line], width: int, height: int) -> list[Line]:
     """Exactly `height` lines of `width` cells."""
     empty = ((" " * width, "text"),)

@@ -8,7 +8,7 @@ from itertools import groupby, takewhile
 
 from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
 from schedtop.engine.knobs import KnobSpec, KnobValue
-from schedtop.engine.snapshot import EngineEvent, Snapshot, StepRecord
+from schedtop.engine.snapshot import EngineCoreEvent, Snapshot, StepRecord
 from schedtop.tui.foresight import Prospect
 from schedtop.tui.playback import Playback
 
@@ -102,7 +102,7 @@ class EngineView:
     update: SnapshotUpdate | None = None
     received_at: float = 0.0
     samples: tuple[Sample, ...] = ()
-    events: tuple[EngineEvent, ...] = ()
+    events: tuple[EngineCoreEvent, ...] = ()
     num_missed_events: int = 0
     restarted_at: float | None = None
     """When another boot id was seen under the same address."""

@@ -13,7 +13,7 @@ import msgspec
 
 from schedtop.control.messages import EventBatch, Goodbye, SnapshotUpdate, Welcome
 from schedtop.control.recorder import BadRecording, Recorded, Recording
-from schedtop.engine.snapshot import EngineEvent, RequestDetail, RequestRow, Snapshot, Viewport
+from schedtop.engine.snapshot import EngineCoreEvent, RequestDetail, RequestRow, Snapshot, Viewport
 from schedtop.tui.state import EngineView, LinkDown, LinkEvent, LinkUp, Received, fold
 
 FRAMES_BEFORE = 400
@@ -139,7 +139,7 @@ class Tape:
                     return place, f"{row.request_id} is {row.status.value}"
         return None
 
-    def events(self, place: int) -> list[EngineEvent]:
+    def events(self, place: int) -> list[EngineCoreEvent]:
         """What happened between frame `place` and the one before."""
         batches = (entry.message for entry in self.entries(place))
         return [event for batch in batches if isinstance(batch, EventBatch) for event in batch.events]
@@ -151,7 +151,7 @@ class Tape:
                 yield from entry.message.snapshot.waiting
 
 
-def event_words(event: EngineEvent) -> str:
+def event_words(event: EngineCoreEvent) -> str:
     """An event in one line: what is searched and what a hit says."""
     beneficiary = event.preemption.beneficiary if event.preemption else None
     whom = f"for {beneficiary}" if beneficiary else ""

@@ -10,7 +10,7 @@ from collections import deque
 from schedtop.control.http import sse
 from schedtop.control.http.link import EngineLink
 from schedtop.control.messages import EventBatch, Welcome
-from schedtop.engine.snapshot import EngineEvent
+from schedtop.engine.snapshot import EngineCoreEvent
 
 MAX_QUEUED_EVENTS = 256
 """Events that may wait for one follower."""
@@ -24,12 +24,12 @@ class Follower:
     """One client's queue. `take` gives bytes to write, None at the end."""
 
     def __init__(self) -> None:
-        self._queue: deque[EngineEvent] = deque()
+        self._queue: deque[EngineCoreEvent] = deque()
         self._num_dropped = 0
         self._is_ended = False
         self._news = asyncio.Event()
 
-    def put(self, event: EngineEvent) -> None:
+    def put(self, event: EngineCoreEvent) -> None:
         """Never waits; drops the oldest event when the queue is full."""
         if len(self._queue) >= MAX_QUEUED_EVENTS:
             self._queue.popleft()
@@ -70,7 +70,7 @@ class EventHub:
 
     def __init__(self, link: EngineLink) -> None:
         self._followers: set[Follower] = set()
-        self._remembered: deque[EngineEvent] = deque(maxlen=NUM_EVENTS_REMEMBERED)
+        self._remembered: deque[EngineCoreEvent] = deque(maxlen=NUM_EVENTS_REMEMBERED)
         self._boot_id = ""
         link.on_events.append(self._take)
         link.on_welcome.append(self._welcome)

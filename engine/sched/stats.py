@@ -7,7 +7,7 @@ from schedtop.engine.knobs import KnobValue
 from schedtop.engine.outputs import RequestOutput
 from schedtop.engine.request import Request
 from schedtop.engine.sched.plan import StepPlan
-from schedtop.engine.snapshot import Counters, EngineEvent, EventKind, Preemption
+from schedtop.engine.snapshot import Counters, EngineCoreEvent, EventKind, Preemption
 
 NUM_RECENT_PREEMPTIONS = 200
 
@@ -58,7 +58,7 @@ class SchedulerStats:
         self.recent_arrivals: deque[tuple[float, int, int, int]] = deque(maxlen=NUM_RECENT_REQUESTS)
         """(arrived, prompt tokens, max_tokens, priority): the arrival process a forecast goes on with."""
         self.recent_output_lengths: deque[int] = deque(maxlen=NUM_RECENT_REQUESTS)
-        self._events: list[EngineEvent] = []
+        self._events: list[EngineCoreEvent] = []
         self._num_events = 0
         self._last_result_at = 0.0
 
@@ -143,10 +143,10 @@ class SchedulerStats:
         detail: str = "",
         preemption: Preemption | None = None,
         changes: KnobChanges | None = None,
-    ) -> EngineEvent:
+    ) -> EngineCoreEvent:
         """Append to the event stream."""
         self._num_events += 1
-        event = EngineEvent(
+        event = EngineCoreEvent(
             sequence=self._num_events,
             kind=kind,
             step=step,
@@ -160,7 +160,7 @@ class SchedulerStats:
         self._events.append(event)
         return event
 
-    def take_events(self) -> list[EngineEvent]:
+    def take_events(self) -> list[EngineCoreEvent]:
         """The events since the last call."""
         events, self._events = self._events, []
         return events

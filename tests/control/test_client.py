@@ -24,7 +24,7 @@ from schedtop.control.messages import (
     TokenOutput,
     Welcome,
 )
-from schedtop.engine.snapshot import EngineEvent, EventKind
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind
 
 WELCOME = Welcome(
     protocol=1, info=EngineInfo(name="e", model="m", boot_id="b", pid=1, version="0"), knobs=[], capabilities=[]
@@ -136,7 +136,7 @@ async def test_a_broken_connection_ends_with_a_made_up_goodbye(client, stream, e
 
 
 def event(sequence):
-    return EngineEvent(sequence=sequence, kind=EventKind.QUEUED, step=0, mono=0.0, wall=0.0)
+    return EngineCoreEvent(sequence=sequence, kind=EventKind.QUEUED, step=0, mono=0.0, wall=0.0)
 
 
 async def taken(client, stream, *messages):

@@ -66,7 +66,7 @@ from schedtop.engine.outputs import Touched
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.snapshot import (
     Counters,
-    EngineEvent,
+    EngineCoreEvent,
     EventKind,
     FinishReason,
     KvMap,
@@ -182,8 +182,8 @@ def _preemption() -> Preemption:
     )  # fmt: skip
 
 
-def _event() -> EngineEvent:
-    return EngineEvent(
+def _event() -> EngineCoreEvent:
+    return EngineCoreEvent(
         sequence=5, kind=EventKind.KNOBS_CHANGED, step=12, mono=100.5, wall=1.7e9, request_id="a", detail="x",
         preemption=_preemption(), changes={"max_num_seqs": (64, 32)},
     )  # fmt: skip

@@ -9,7 +9,7 @@ from schedtop.control.coalesce import TokenBuffer
 from schedtop.control.messages import TokenOutput
 from schedtop.control.streams import EventStream, MissedChanges, StepStream
 from schedtop.control.telemetry import Latencies, percentiles
-from schedtop.engine.snapshot import EngineEvent, EventKind, FinishReason, LimitedBy, StepRecord
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, FinishReason, LimitedBy, StepRecord
 
 
 def record(step=1, mono=0.0, **fields):
@@ -19,7 +19,7 @@ def record(step=1, mono=0.0, **fields):
 
 
 def event(sequence, kind=EventKind.QUEUED):
-    return EngineEvent(sequence=sequence, kind=kind, step=0, mono=0.0, wall=0.0)
+    return EngineCoreEvent(sequence=sequence, kind=kind, step=0, mono=0.0, wall=0.0)
 
 
 def test_a_reader_gets_the_records_since_its_place():

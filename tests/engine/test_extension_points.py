@@ -14,7 +14,7 @@ from schedtop.engine.knobs import initial_knobs
 from schedtop.engine.runner.fake import FakeRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.interface import load_scheduler
-from schedtop.engine.snapshot import EngineEvent, EventKind, FinishReason
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, FinishReason
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -31,7 +31,7 @@ def make_core(class_name: str, monkeypatch: pytest.MonkeyPatch, runner: FakeRunn
     return EngineCore(config, runner, clock=lambda: 0.0, scheduler=scheduler)
 
 
-def run(core: EngineCore) -> tuple[dict[str, list[int]], dict[str, FinishReason], list[EngineEvent]]:
+def run(core: EngineCore) -> tuple[dict[str, list[int]], dict[str, FinishReason], list[EngineCoreEvent]]:
     tokens: dict[str, list[int]] = {}
     ends: dict[str, FinishReason] = {}
     events = []

@@ -43,7 +43,7 @@ from schedtop.engine.runner.simulated import SimulatedRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sim.clock import VirtualClock
 from schedtop.engine.sim.step_model import StepModel
-from schedtop.engine.snapshot import EngineEvent, StepRecord, Viewport
+from schedtop.engine.snapshot import EngineCoreEvent, StepRecord, Viewport
 from schedtop.tui.app import Options, SchedtopApp
 from schedtop.tui.link import Post, Refusal
 from schedtop.tui.state import LinkDown, LinkUp, Received
@@ -81,7 +81,7 @@ class EngineLink:
         self._post: Post = lambda event: None
         self._records: list[StepRecord] = []
         self._fresh: list[StepRecord] = []
-        self._events: list[EngineEvent] = []
+        self._events: list[EngineCoreEvent] = []
         self._undo: dict[str, Any] = {}
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from schedtop.control.messages import EventBatch, SnapshotUpdate
-from schedtop.engine.snapshot import EngineEvent, EventKind, Viewport
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, Viewport
 from schedtop.tui.alerts import find_alerts
 from schedtop.tui.state import (
     STALE_AFTER_S,
@@ -71,7 +71,7 @@ def test_another_boot_id_forgets_the_old_data_and_says_that_changes_were_lost(en
 
 
 def test_missed_events_are_told(engine_link) -> None:
-    event = EngineEvent(sequence=9, kind=EventKind.QUEUED, step=1, mono=1000.0, wall=0.0)
+    event = EngineCoreEvent(sequence=9, kind=EventKind.QUEUED, step=1, mono=1000.0, wall=0.0)
     view = fold(seen(engine_link), Received("", EventBatch(events=[event], dropped=3)), 1000.0)
     assert "3 events were missed" in texts(Scene(view, now=1000.0))
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from schedtop.engine.snapshot import EngineEvent, EventKind, RequestDetail, RequestRow, RequestStatus
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, RequestDetail, RequestRow, RequestStatus
 from schedtop.tui.cells import Line, Span, clean, fit, wrap
 from schedtop.tui.format import UNKNOWN, age, bar, count, duration
 from schedtop.tui.state import Scene
@@ -46,7 +46,7 @@ def stretches(detail: RequestDetail, now: float) -> list[Stretch]:
     return [Stretch(phase, start, end) for (start, phase), end in zip(marks, ends, strict=True)]
 
 
-def _phase_after(event: EngineEvent) -> str:
+def _phase_after(event: EngineCoreEvent) -> str:
     match event.kind:
         case EventKind.QUEUED:
             return "queued"
@@ -117,7 +117,7 @@ def _events(detail: RequestDetail, scene: Scene) -> list[Line]:
     return [event_line(event, scene.engine_now) for event in reversed(detail.events)]
 
 
-def event_line(event: EngineEvent, now: float) -> Line:
+def event_line(event: EngineCoreEvent, now: float) -> Line:
     """One event: when, what, and for a preemption for whom and at what cost."""
     role = "preempted" if event.kind is EventKind.PREEMPTED else "knob" if event.changes else "text"
     words = clean(event.detail)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import groupby
 
-from schedtop.engine.snapshot import EngineEvent, EventKind, Preemption
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind, Preemption
 from schedtop.tui.cells import Line, Span, clean, cut, fit
 from schedtop.tui.format import age, count, spark, value_text
 from schedtop.tui.state import Sample, Scene
@@ -110,7 +110,7 @@ def _preemption_words(preemption: Preemption, now: float) -> Line:
     )
 
 
-def _event_words(event: EngineEvent, now: float) -> Line:
+def _event_words(event: EngineCoreEvent, now: float) -> Line:
     ago: Span = (f"{age(max(0.0, now - event.mono)):>6} ago ", "dim")
     if event.changes:
         pairs = event.changes.items()

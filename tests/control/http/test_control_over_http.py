@@ -12,7 +12,7 @@ from schedtop.control.framing import encode
 from schedtop.control.http import events as events_module
 from schedtop.control.http.routes import COMMAND_ROUTES
 from schedtop.control.messages import AddRequest, AnyCommand, GetInfo, NoteRefusal, SetKnobs, Subscribe
-from schedtop.engine.snapshot import EngineEvent, EventKind
+from schedtop.engine.snapshot import EngineCoreEvent, EventKind
 
 STEP_S = 0.003
 
@@ -152,8 +152,8 @@ async def test_steps_snapshot_audit_info_and_self_check_are_read(world) -> None:
 # ---- events ----------------------------------------------------------------------------------------------------
 
 
-def event(number: int) -> EngineEvent:
-    return EngineEvent(sequence=number, kind=EventKind.QUEUED, step=1, mono=0.0, wall=0.0)
+def event(number: int) -> EngineCoreEvent:
+    return EngineCoreEvent(sequence=number, kind=EventKind.QUEUED, step=1, mono=0.0, wall=0.0)
 
 
 async def test_events_are_told_in_order_and_resumed_after_the_last_one_seen(world) -> None:
