@@ -54,6 +54,12 @@ class Options:
     """Faults found in config or themes, to be told on screen."""
 
 
+SCREEN_FD = 2
+"""Where Textual draws: standard error."""
+ABANDONED_EVERY_S = 1.0
+"""How often the screen looks whether its terminal is still there."""
+
+
 class SchedtopApp(App[None]):
     """The screen. One `EngineView` per link; the one at `current` is on screen."""
 
@@ -117,9 +123,13 @@ class SchedtopApp(App[None]):
         if self.options.tick_s is not None:
             self.set_interval(self.options.tick_s, self._tick)
         if not self.is_headless:
-            ending.exit_on_signals(lambda code: self.exit(return_code=code))
+            ending.exit_on_signals(self._leave)
+            self.set_interval(ABANDONED_EVERY_S, lambda: ending.leave_if_abandoned(SCREEN_FD, self._leave))
         if len(self.links) > 1:
             self.call_after_refresh(self.show_fleet)
+
+    def _leave(self, code: int) -> None:
+        self.exit(return_code=code)
 
     def receive(self, event: LinkEvent) -> None:
         """Take news from a link."""

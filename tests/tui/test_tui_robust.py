@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 
@@ -195,6 +196,22 @@ def test_a_closed_terminal_ends_it_without_spinning() -> None:
     terminal.read_until(b"GONE")
     os.close(terminal.fd)
     assert terminal.status() != 0
+
+
+@pytest.mark.e2e
+def test_a_terminal_that_goes_without_a_signal_ends_it_too() -> None:
+    main, screen = pty.openpty()
+    fcntl.ioctl(main, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    program = subprocess.Popen(  # a session of its own, without a controlling terminal: nobody sends it SIGHUP
+        [sys.executable, "-c", PROGRAM], stdin=screen, stdout=screen, stderr=screen, start_new_session=True,
+        env={**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"},
+    )  # fmt: skip
+    os.close(screen)
+    written = b""
+    while b"GONE" not in written:
+        written += os.read(main, 65536)
+    os.close(main)
+    assert program.wait(30) == 128 + signal.SIGHUP
 
 
 @pytest.mark.e2e
