@@ -3,7 +3,7 @@
 import pytest
 
 from schedtop.control.errors import CommandRefused
-from schedtop.control.messages import AbortRequests, Ack, RequestFilter
+from schedtop.control.messages import AbortRequests, Ack, Pause, RequestFilter, Resume
 from schedtop.engine.snapshot import FinishReason
 
 
@@ -69,8 +69,10 @@ async def test_an_abort_by_somebody_else_reaches_the_one_who_submitted(serve, ma
 async def test_an_id_in_use_is_refused_and_its_owner_keeps_its_tokens(serve, make_request, collect):
     engine = serve()
     async with engine.client() as owner, engine.client() as other:
+        await owner.request(Pause(mode="keep"))
         await owner.request(make_request("same", 16, 200))
         with pytest.raises(CommandRefused, match="in use"):
             await other.request(make_request("same", 16, 3))
+        await owner.request(Resume())
         got = await collect(owner, "same")
     assert len(got.tokens["same"]) == 200
