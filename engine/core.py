@@ -26,6 +26,7 @@ from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.scheduler import Scheduler
+from schedtop.engine.selection import check_max_tokens, select
 from schedtop.engine.sim.state import EngineState, capture
 from schedtop.engine.snapshot import (
     EventKind,
@@ -243,20 +244,7 @@ class EngineCore:
         status: str | None = None,
     ) -> list[str]:
         """Ids for which all conditions given hold; `ids` alone keeps their order and those that aren't live."""
-        live = self.scheduler.requests
-        conditions: list[Callable[[Request], bool]] = []
-        if id_prefix is not None:
-            conditions.append(lambda request: request.request_id.startswith(id_prefix))
-        if priority_at_least is not None:
-            conditions.append(lambda request: request.priority >= priority_at_least)
-        if priority_at_most is not None:
-            conditions.append(lambda request: request.priority <= priority_at_most)
-        if status is not None:
-            conditions.append(lambda request: status_of(request) == status)
-        if not conditions:
-            return list(ids)
-        pool = [live[request_id] for request_id in ids if request_id in live] if ids else list(live.values())
-        return [request.request_id for request in pool if all(holds(request) for holds in conditions)]
+        return select(self.scheduler.requests, status_of, ids, id_prefix, priority_at_least, priority_at_most, status)
 
     def abort(self, ids: Sequence[str], detail: str = "", reason: FinishReason = FinishReason.ABORT) -> Touched:
         """End requests; their ends come out of `take_outputs`. `reason` stop: the front end found a stop string."""
@@ -300,13 +288,7 @@ class EngineCore:
     def set_max_tokens(self, ids: Sequence[str], max_tokens: int) -> Touched:
         """Change how many tokens requests may generate; refused below what one has generated, then for none."""
         live = self.scheduler.requests
-        for request in (live[request_id] for request_id in ids if request_id in live):
-            floor = request.num_output_tokens + request.num_output_placeholders + 1
-            if max_tokens < floor:
-                raise SchedtopError(
-                    f"max_tokens={max_tokens} is below what {request.request_id} has generated; "
-                    f"give at least {floor}, or abort it"
-                )
+        check_max_tokens((live[request_id] for request_id in ids if request_id in live), max_tokens)
         return self._touch(ids, lambda request: self._set_max_tokens(request, max_tokens))
 
     def _set_max_tokens(self, request: Request, max_tokens: int) -> bool:

@@ -18,9 +18,10 @@ from vllm.v1.request import RequestStatus as VllmStatus
 from schedtop.control.vllm.rows import in_schedule_order, kv_map, pool_usage, request_row, row_status, waiting_by_reason
 from schedtop.control.vllm.watch import Books
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.errors import Conflict, SchedtopError
+from schedtop.engine.errors import Conflict
 from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, SchedulingPolicy, change_knobs
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, RequestOutput, Touched
+from schedtop.engine.selection import check_max_tokens, select
 from schedtop.engine.sim.state import ArrivalSample, EngineState, RequestState
 from schedtop.engine.snapshot import (
     EventKind,
@@ -82,20 +83,15 @@ class VllmCore:
         status: str | None = None,
     ) -> list[str]:
         """Ids for which all conditions given hold; `ids` alone keeps those that aren't live."""
-        live = self._scheduler.requests
-        conditions: list[Callable[[Any], bool]] = []
-        if id_prefix is not None:
-            conditions.append(lambda request: request.request_id.startswith(id_prefix))
-        if priority_at_least is not None:
-            conditions.append(lambda request: request.priority >= priority_at_least)
-        if priority_at_most is not None:
-            conditions.append(lambda request: request.priority <= priority_at_most)
-        if status is not None:
-            conditions.append(lambda request: row_status(request, self.held) == status)
-        if not conditions:
-            return list(ids)
-        pool = [live[request_id] for request_id in ids if request_id in live] if ids else list(live.values())
-        return [request.request_id for request in pool if all(holds(request) for holds in conditions)]
+        return select(
+            self._scheduler.requests,
+            lambda request: row_status(request, self.held),
+            ids,
+            id_prefix,
+            priority_at_least,
+            priority_at_most,
+            status,
+        )
 
     def abort(self, ids: Sequence[str], detail: str = "", reason: FinishReason = FinishReason.ABORT) -> Touched:
         """End requests; their clients hear of it with the next result."""
@@ -161,13 +157,7 @@ class VllmCore:
     def set_max_tokens(self, ids: Sequence[str], max_tokens: int) -> Touched:
         """Change how many tokens requests may generate; refused below what one has generated, then for none."""
         live = self._scheduler.requests
-        for request in (live[request_id] for request_id in ids if request_id in live):
-            floor = request.num_output_tokens + request.num_output_placeholders + 1
-            if max_tokens < floor:
-                raise SchedtopError(
-                    f"max_tokens={max_tokens} is below what {request.request_id} has generated; "
-                    f"give at least {floor}, or abort it"
-                )
+        check_max_tokens((live[request_id] for request_id in ids if request_id in live), max_tokens)
         return self._touch(ids, lambda request: self._set_max_tokens(request, max_tokens))
 
     def _set_max_tokens(self, request: Any, max_tokens: int) -> bool:
