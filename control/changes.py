@@ -127,6 +127,11 @@ class ChangeBook:
             raise UnknownChange(f"{change} is undone already")
         return change
 
+    def is_undone(self, change_id: int | None) -> bool:
+        """Whether there is nothing left of that change to undo."""
+        change = self._changes.get(change_id) if change_id is not None else None
+        return change is None or change.state is ChangeState.UNDONE
+
     def since(self, generation: int) -> list[Change]:
         """Changes newer than a generation: what a stale change conflicts with."""
         return [change for change in self._changes.values() if change.generation > generation]

@@ -5,23 +5,29 @@ connected. No sockets and no encoding; what an operation does inside the engine 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from schedtop.control.audit import Actor, AuditFailed, AuditLog, AuditRow
 from schedtop.control.changes import MAX_CONFIRM_S, Change, ChangeBook, ChangeState, UnknownChange
+from schedtop.control.leases import Lease, Leases
 from schedtop.control.messages import (
     Ack,
     AnyCommand,
     ConfirmChange,
     Drain,
     DumpSteps,
+    EndLease,
     GetAudit,
     GetState,
+    HoldLease,
     KnobsAck,
     NoteRefusal,
+    Pause,
     Reply,
+    Resume,
     SelfCheck,
     SetKnobs,
     UndoChange,
@@ -30,6 +36,7 @@ from schedtop.control.operations import BadCommand, check_range, drain_progress,
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import Conflict, SchedtopError
 from schedtop.engine.outputs import KnobChange
+from schedtop.engine.snapshot import PauseState
 
 MAX_REASON = 500
 """Longest reason, in characters."""
@@ -55,6 +62,7 @@ class Commands:
 
     def __init__(self, call: CallEngine, audit: AuditLog, boot_id: str, step_now: Callable[[], int]) -> None:
         self.book = ChangeBook()
+        self._leases = Leases(self._run_out)
         self._call = call
         self._audit = audit
         self._boot_id = boot_id
@@ -88,6 +96,10 @@ class Commands:
                 return await self._confirm(number, command, actor)
             case UndoChange():
                 return await self._undo(number, command, actor)
+            case HoldLease():
+                return await self._hold_lease(number, command, actor)
+            case EndLease():
+                return await self._end_lease(number, command, actor)
             case Drain():
                 return await self._drain(number, command, actor)
             case GetAudit():
@@ -103,7 +115,10 @@ class Commands:
     async def _operate(self, number: int, command: AnyCommand, actor: Actor, is_audited: bool) -> Ack:
         operation = operation_for(command)
         assert operation is not None, f"nobody carries out {type(command).__name__}"
+        lease = self._leases.get(command.lease_id) if isinstance(command, Pause) and command.lease_id else None
         outcome, step = await self._call(operation)
+        if lease is not None and outcome.before == PauseState.RUNNING:
+            self._leases.put(lease, Resume(reason=_why_undone(lease)))
         if is_audited:
             await self._log(command, actor, step, "done", outcome.did, before=outcome.before, after=outcome.after)
         return Ack(
@@ -118,7 +133,10 @@ class Commands:
     async def _drain(self, number: int, command: Drain, actor: Actor) -> Ack:
         if command.limit_s is not None and not 0 <= command.limit_s <= MAX_CONFIRM_S:
             raise BadCommand(f"limit_s={command.limit_s} is outside its range 0 to {MAX_CONFIRM_S:g} seconds")
+        lease = self._leases.get(command.lease_id) if command.lease_id else None
         outcome, step = await self._call(start_drain)
+        if lease is not None and outcome.before == PauseState.RUNNING:
+            self._leases.put(lease, Resume(reason=_why_undone(lease)))
         num_left, why = await self.wait_drained(outcome.data["left"], command.limit_s)
         did = f"not drained, {num_left} left: {why}" if num_left else f"drained: nothing is under way; {_STAYS}"
         await self._log(command, actor, step, "done", did, before=outcome.before, after={"left": num_left})
@@ -142,6 +160,7 @@ class Commands:
 
     async def _set_knobs(self, number: int, command: SetKnobs, actor: Actor) -> KnobsAck:
         _check_change(command)
+        lease = self._leases.get(command.lease_id) if command.lease_id else None
         async with self._knob_lock:
             self.book.check_free(set(command.changes), command.confirm_within_s is not None)
             receipt, step = await self._try_knobs(command)
@@ -150,6 +169,8 @@ class Commands:
                 change = self._enter(receipt, actor, command.reason)
                 if command.confirm_within_s is not None:
                     self._await_confirmation(change, command.confirm_within_s)
+                if lease is not None:
+                    self._leases.put(lease, UndoChange(change_id=change.change_id, reason=_why_undone(lease)))
         ack = _knobs_ack(number, step, receipt, change, command.dry_run)
         if not command.dry_run:
             await self._log_change(command, actor, step, receipt, change)
@@ -224,8 +245,37 @@ class Commands:
             receipt, step = await self._call(lambda core: undo(core, change, self.book))
             return receipt, step, self._enter(receipt, actor, reason, undoes=change.change_id)
 
+    # ---- leases ---------------------------------------------------------------------------------------------
+
+    async def _hold_lease(self, number: int, command: HoldLease, actor: Actor) -> Ack:
+        """Only the beginning is a row of the audit log: a runner renews every few seconds."""
+        lease, is_new = self._leases.hold(command, actor)
+        did = f"{'began' if is_new else 'renewed'} lease {lease.lease_id}, {lease.within_s:g} s"
+        if is_new:
+            await self._log(command, actor, self._step_now(), "done", did)
+        return Ack(id=number, applied_at_step=self._step_now(), did=did)
+
+    async def _end_lease(self, number: int, command: EndLease, actor: Actor) -> Ack:
+        lease = self._leases.end(command.lease_id)
+        did = f"ended lease {lease.lease_id}; {len(lease.undo)} changes made under it stay as they are"
+        await self._log(command, actor, self._step_now(), "done", did)
+        return Ack(id=number, applied_at_step=self._step_now(), did=did)
+
+    async def _run_out(self, lease: Lease) -> None:
+        """Take back what was done under a lease, newest first, and go on where somebody else has turned a knob since.
+
+        A change that was undone already (by its maker, or an operator) is none any more.
+        """
+        while lease.undo:
+            undo = lease.undo.pop()
+            if isinstance(undo, UndoChange) and self.book.is_undone(undo.change_id):
+                continue
+            with contextlib.suppress(SchedtopError):  # it is in the audit log
+                await self.carry_out(0, undo, SERVER)
+
     def cancel_timers(self) -> None:
         """The engine is ending: no roll-back comes any more."""
+        self._leases.cancel()
         for timer in self._timers.values():
             timer.cancel()
 
@@ -306,10 +356,16 @@ def check_reason(command: AnyCommand) -> None:
         raise BadCommand("the reason has several lines: give one, it is a row of the audit log")
 
 
+def _why_undone(lease: Lease) -> str:
+    return f"lease {lease.lease_id} wasn't renewed within {lease.within_s:g} s"
+
+
 def _check_change(command: SetKnobs) -> None:
     if not command.changes:
         raise BadCommand("no knob is named: give at least one change")
     within = command.confirm_within_s
+    if within is not None and command.lease_id:
+        raise BadCommand("confirm_within_s and lease_id are two ways to have a change undone: give one")
     if within is not None and not 0 < within <= MAX_CONFIRM_S:
         raise BadCommand(f"confirm_within_s={within} is outside its range: above 0, at most {MAX_CONFIRM_S:g} seconds")
 

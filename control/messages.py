@@ -144,7 +144,8 @@ class SetKnobs(_FromClient):
     """Change knobs, all or none, at the next step boundary. Answered by `KnobsAck`.
 
     `expect_generation`: refuse if knobs have changed since that generation. `confirm_within_s`: roll back by itself
-    unless `ConfirmChange` comes in time. `dry_run`: same checks and reply, nothing applied.
+    unless `ConfirmChange` comes in time. `dry_run`: same checks and reply, nothing applied. `lease_id`: undone with
+    that lease, see `HoldLease`.
     """
 
     changes: dict[str, KnobValue]
@@ -152,6 +153,7 @@ class SetKnobs(_FromClient):
     dry_run: bool = False
     confirm_within_s: float | None = None
     reason: str = ""
+    lease_id: str = ""
 
 
 class ConfirmChange(_FromClient):
@@ -167,11 +169,30 @@ class UndoChange(_FromClient):
     reason: str = ""
 
 
+class HoldLease(_FromClient):
+    """Begin or renew a lease: what is done under `lease_id` is undone unless it is renewed or ended within `within_s`.
+
+    The name is the client's own choice. Changes are undone newest first, each only if nobody has turned its knob since.
+    """
+
+    lease_id: str
+    within_s: float
+    reason: str = ""
+
+
+class EndLease(_FromClient):
+    """End a lease and keep what was done under it."""
+
+    lease_id: str
+    reason: str = ""
+
+
 class Pause(_FromClient):
     """abort: end everything and stop; wait: let running requests end, admit nobody; keep: freeze as it is."""
 
     mode: Literal["abort", "wait", "keep"] = "keep"
     reason: str = ""
+    lease_id: str = ""
 
 
 class Resume(_FromClient):
@@ -188,6 +209,7 @@ class Drain(_FromClient):
 
     limit_s: float | None = None
     reason: str = ""
+    lease_id: str = ""
 
 
 class ResetPrefixCache(_FromClient):
@@ -230,8 +252,8 @@ class NoteRefusal(_FromClient):
 
 AnyCommand = (
     Subscribe | GetSnapshot | GetInfo | AddRequest | AbortRequests | SetPriority | PreemptRequests | HoldRequests
-    | ReleaseRequests | SetMaxTokens | SetKnobs | ConfirmChange | UndoChange | Pause | Resume | Drain
-    | ResetPrefixCache | SelfCheck | DumpSteps | GetStepModel | GetState | GetAudit | NoteRefusal
+    | ReleaseRequests | SetMaxTokens | SetKnobs | ConfirmChange | UndoChange | HoldLease | EndLease | Pause
+    | Resume | Drain | ResetPrefixCache | SelfCheck | DumpSteps | GetStepModel | GetState | GetAudit | NoteRefusal
 )  # fmt: skip
 
 
@@ -272,6 +294,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int] = []
     model_path: str = ""
     """Where the gateway finds tokenizer and chat template."""
+    adapters: list[str] = []
+    """Names that requests may give as their model to get the model with an adapter."""
     shape: ModelShape | None = None
     """Sizes of the model, for the arithmetic of `engine.perf`; None where there is no model or it isn't known."""
 
@@ -338,6 +362,26 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     minute: Percentiles | None = None
 
 
+class Peaks(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest values at the ends of `num_steps` steps: what a reader that looks now and then would miss."""
+
+    num_steps: int
+    running: int
+    waiting: int
+    blocks_in_use: int
+
+    def joined(self, other: "Peaks | None") -> "Peaks":
+        """Of these steps and those of `other`, which are different ones."""
+        if other is None:
+            return self
+        return Peaks(
+            num_steps=self.num_steps + other.num_steps,
+            running=max(self.running, other.running),
+            waiting=max(self.waiting, other.waiting),
+            blocks_in_use=max(self.blocks_in_use, other.blocks_in_use),
+        )
+
+
 class SnapshotUpdate(_FromServer):
     """A snapshot of the subscription. `steps`: records since the last update (the newest if there were too many)."""
 
@@ -348,6 +392,8 @@ class SnapshotUpdate(_FromServer):
     pending_change: "PendingChange | None" = None
     shutting_down: bool = False
     """The engine is ending: it takes no new requests and lets the running ones finish, up to its limit."""
+    peaks: Peaks | None = None
+    """Since this connection's last snapshot of the same kind (subscribed, or asked for); None: no step ended since."""
 
 
 class PendingChange(msgspec.Struct, frozen=True, kw_only=True):

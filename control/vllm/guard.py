@@ -42,7 +42,7 @@ COMMAND_NEEDS: dict[str, tuple[str, ...]] = {
 }
 ALWAYS = (
     "Subscribe", "GetSnapshot", "GetInfo", "SetKnobs", "ConfirmChange", "UndoChange", "DumpSteps", "SelfCheck",
-    "GetStepModel", "GetState", "GetAudit", "NoteRefusal",
+    "GetStepModel", "GetState", "GetAudit", "NoteRefusal", "HoldLease", "EndLease",
 )  # fmt: skip
 """Commands that need nothing beyond `NEEDED`. `AddRequest` is vLLM's own front end's."""
 
