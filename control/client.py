@@ -205,6 +205,8 @@ class _Inbox:
             case SnapshotUpdate():
                 if self._snapshot is not None:
                     message.steps = (self._snapshot.steps + message.steps)[-NUM_STEPS_HELD:]
+                    if self._snapshot.peaks is not None:
+                        message.peaks = self._snapshot.peaks.joined(message.peaks)
                 self._snapshot = message
             case Goodbye():
                 self._goodbye = message

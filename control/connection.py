@@ -75,6 +75,14 @@ class Host(Protocol):
         ...
 
 
+def stamped_frame(message: FromServer, step: int) -> bytes:
+    """A message as it leaves: with the time, and the newest step heard of."""
+    message.mono, message.wall = time.monotonic(), time.time()
+    if not isinstance(message, TokenBatch):  # which tells the step its tokens are of
+        message.step = step
+    return encode_frame(message)
+
+
 class Connection(asyncio.Protocol):
     """The server's end of a client's socket."""
 
@@ -89,6 +97,8 @@ class Connection(asyncio.Protocol):
         self.awaits_snapshot = False
         self.step_place = 0
         self.event_place = 0
+        self.asked_place = 0
+        """As `step_place`, for snapshots that it asked for one by one."""
         self.refusal: SchedtopError | None = None
         """Why this connection isn't wanted: told when the client speaks, so that it is there to hear it."""
         self._host = host
@@ -156,19 +166,16 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: FromServer) -> None:
         """Hand a message to the system; cut the client if too much is waiting for it."""
+        self.send_frame(stamped_frame(message, self._host.step))
+
+    def send_frame(self, frame: bytes) -> None:
+        """As `send`, for what has been encoded once for several clients."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._write(message)
+        self._transport.write(frame)
         num_unread = self._transport.get_write_buffer_size()
         if num_unread > MAX_UNREAD_BYTES:
             self.cut(f"{num_unread} bytes are waiting to be read, the limit is {MAX_UNREAD_BYTES}: read faster")
-
-    def _write(self, message: FromServer) -> None:
-        assert self._transport is not None
-        message.mono, message.wall = time.monotonic(), time.time()
-        if not isinstance(message, TokenBatch):  # which tells the step its tokens are of
-            message.step = self._host.step
-        self._transport.write(encode_frame(message))
 
     def add_tokens(self, step: int, outputs: Iterable[TokenOutput]) -> None:
         """Keep a step's tokens until `send_tokens`."""
@@ -206,7 +213,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         for message in outgoing:
-            self._write(message)
+            self._transport.write(stamped_frame(message, self._host.step))
         if self.session.state is SessionState.CLOSED:
             self._transport.close()
             asyncio.get_running_loop().call_later(CLOSE_S, self._transport.abort)

@@ -252,6 +252,7 @@ class ControlServer:
 
     def ready(self) -> None:
         """A connection can be written to again."""
+        self._watchers.look_again()
         self._bell.set()
 
     def disconnected(self, connection: Connection) -> None:

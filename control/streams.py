@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from schedtop.control.messages import EventBatch
+from schedtop.control.messages import EventBatch, Peaks
 from schedtop.engine.snapshot import EngineCoreEvent, EventKind, StepRecord
 
 NUM_STEPS_KEPT = 4096
@@ -45,6 +45,17 @@ class StepStream:
         """The newest records from `place` on, at most `limit`."""
         count = min(self.end - place, limit, len(self._records))
         return list(islice(self._records, len(self._records) - count, None))
+
+    def peaks_since(self, place: int) -> Peaks | None:
+        """The largest values of the records from `place` on, as far as they are kept; None if there are none."""
+        if not (records := self.since(place, NUM_STEPS_KEPT)):
+            return None
+        return Peaks(
+            num_steps=len(records),
+            running=max(record.num_running for record in records),
+            waiting=max(record.num_waiting for record in records),
+            blocks_in_use=max(record.blocks_in_use for record in records),
+        )
 
 
 class MissedChanges(Exception):

@@ -1,7 +1,7 @@
 """What watchers get: snapshots at the pace at which each reads, events and step records from shared streams.
 
-The engine is asked for a snapshot only when a watcher wants one and has read the last, once per different viewport.
-Tokens and commands are not here (`server.py`).
+The engine is asked for a snapshot only when a watcher wants one and has read the last, once per different viewport;
+what several watchers are to get alike is encoded once. Tokens and commands are not here (`server.py`).
 """
 
 import time
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from schedtop.control.changes import ChangeBook
-from schedtop.control.connection import Connection
+from schedtop.control.connection import Connection, stamped_frame
 from schedtop.control.messages import Ack, SnapshotReply, SnapshotUpdate, Subscribe
 from schedtop.control.operations import BadCommand, check_viewport
 from schedtop.control.streams import EventStream, MissedChanges, StepStream
@@ -20,7 +20,7 @@ from schedtop.engine.core import EngineCore
 from schedtop.engine.loop import Call
 from schedtop.engine.outputs import EngineCoreOutputs
 from schedtop.engine.sim.step_model import FittedModel, StepModelFit
-from schedtop.engine.snapshot import Snapshot, StepRecord, Viewport
+from schedtop.engine.snapshot import Snapshot, Viewport
 
 EVENT_INTERVAL_S = 0.05
 """While steps run, the events of this long go out together."""
@@ -65,6 +65,8 @@ class Watchers:
         self._latencies = Latencies()
         self._step_model = StepModelFit()
         self._is_shutting_down = False
+        self._look_again_at = 0.0
+        """No subscription is due before: so a poll costs the same however many there are."""
 
     def note(self, outputs: EngineCoreOutputs) -> None:
         """Take in what a step or a boundary published."""
@@ -82,7 +84,8 @@ class Watchers:
 
     def place_at_end(self, connection: Connection) -> None:
         """A new connection sees what happens from now on."""
-        connection.step_place, connection.event_place = self._steps.end, self._events.end
+        connection.step_place = connection.asked_place = self._steps.end
+        connection.event_place = self._events.end
 
     def subscribe(self, connection: Connection, number: int, command: Subscribe) -> None:
         """Replace a connection's subscription. Raises `BadCommand`."""
@@ -94,6 +97,7 @@ class Watchers:
         connection.subscription = command
         self._subscribers.add(connection)
         connection.next_snapshot_at = time.monotonic()
+        self.look_again()
         connection.reply(Ack(id=number, applied_at_step=self.step + 1, did="subscribed"))
 
     def forget(self, connection: Connection) -> None:
@@ -105,6 +109,11 @@ class Watchers:
         self._is_shutting_down = True
         for connection in self._subscribers:
             connection.next_snapshot_at = 0.0
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Somebody may want a snapshot who didn't: a new subscription, a reader that has caught up."""
+        self._look_again_at = 0.0
 
     def next_due(self) -> float | None:
         """When the next snapshot is wanted (mono seconds); None = not until something happens."""
@@ -114,21 +123,31 @@ class Watchers:
         """Send the events that are due, and ask the engine for the snapshots that are."""
         if self._engine.is_idle or now - self._events_sent_at >= EVENT_INTERVAL_S:
             self._events_sent_at = now
+            frames: dict[int, bytes] = {}
             for connection in list(self._subscribers):
-                self._send_events(connection)
-        self._ask_for_snapshots(now)
+                self._send_events(connection, frames)
+        if now >= self._look_again_at:
+            self._ask_for_snapshots(now)
+            due = self.next_due()
+            self._look_again_at = float("inf") if due is None else due
 
-    def _send_events(self, connection: Connection) -> None:
-        if connection.subscription is None or not connection.subscription.events or not connection.is_ready:
+    def _send_events(self, connection: Connection, frames: dict[int, bytes]) -> None:
+        """`frames`: what has been encoded in this round, by the place from which it is read."""
+        place = connection.event_place
+        if place == self._events.end or connection.subscription is None:
             return
-        try:
-            batch = self._events.since(connection.event_place)
-        except MissedChanges:
-            connection.cut("it fell so far behind that changes to the engine were missed; connect again")
+        if not connection.subscription.events or not connection.is_ready:
             return
-        if batch is not None:
-            connection.event_place = self._events.end
-            connection.send(batch)
+        if place not in frames:
+            try:
+                batch = self._events.since(place)
+            except MissedChanges:
+                connection.cut("it fell so far behind that changes to the engine were missed; connect again")
+                return
+            assert batch is not None
+            frames[place] = stamped_frame(batch, self.step)
+        connection.event_place = self._events.end
+        connection.send_frame(frames[place])
 
     def _ask_for_snapshots(self, now: float) -> None:
         due: defaultdict[Viewport, list[Connection]] = defaultdict(list)
@@ -142,16 +161,16 @@ class Watchers:
             self._engine.submit(partial(_snapshot, viewport), partial(self._send_snapshot, connections))
 
     def _send_snapshot(self, connections: list[Connection], call: Call) -> None:
+        self.look_again()
+        frames: dict[tuple[int, bool], bytes] = {}
         for connection in connections:
             connection.awaits_snapshot = False
             if call.error is None and connection.subscription is not None and connection.is_ready:
-                connection.send(self._update(call.result, self._steps_for(connection)))
-
-    def _steps_for(self, connection: Connection) -> list[StepRecord]:
-        place, connection.step_place = connection.step_place, self._steps.end
-        if connection.subscription is None or not connection.subscription.steps:
-            return []
-        return self._steps.since(place, MAX_STEPS_PER_UPDATE)
+                key = connection.step_place, connection.subscription.steps
+                if key not in frames:
+                    frames[key] = stamped_frame(self._update(call.result, *key), self.step)
+                connection.step_place = self._steps.end
+                connection.send_frame(frames[key])
 
     def reply_with_snapshot(self, connection: Connection, number: int, viewport: Viewport) -> None:
         """Answer `GetSnapshot` at the next boundary. Raises `BadCommand`."""
@@ -162,15 +181,19 @@ class Watchers:
         if call.error is not None:
             connection.refuse(number, call.error)
         else:
-            connection.reply(SnapshotReply(id=number, update=self._update(call.result, [])))
+            update = self._update(call.result, connection.asked_place, with_steps=False)
+            connection.asked_place = self._steps.end
+            connection.reply(SnapshotReply(id=number, update=update))
 
-    def _update(self, snapshot: Snapshot, steps: list[StepRecord]) -> SnapshotUpdate:
+    def _update(self, snapshot: Snapshot, place: int, with_steps: bool) -> SnapshotUpdate:
+        """`place`: where the watcher's last snapshot left the step records."""
         return SnapshotUpdate(
             snapshot=snapshot,
             latencies=self._latencies.summary(time.monotonic()),
-            steps=steps,
+            steps=self._steps.since(place, MAX_STEPS_PER_UPDATE) if with_steps else [],
             pending_change=self._book.pending_message(),
             shutting_down=self._is_shutting_down,
+            peaks=self._steps.peaks_since(place),
         )
 
 

@@ -18,6 +18,7 @@ from schedtop.control.messages import (
     Goodbye,
     Hello,
     NoteRefusal,
+    Peaks,
     Resume,
     SnapshotUpdate,
     TokenBatch,
@@ -170,10 +171,14 @@ async def test_a_consumer_that_was_away_gets_the_newest_snapshot_and_all_steps(s
     records = engine.core.recent_steps(3)
     stream = FakeStream()
     client = Client(stream, WELCOME)
-    newer = SnapshotUpdate(snapshot=update.snapshot, steps=records[1:], shutting_down=True)
-    (found,) = await taken(client, stream, SnapshotUpdate(snapshot=update.snapshot, steps=records[:1]), newer)
+    high = Peaks(num_steps=1, running=1, waiting=30, blocks_in_use=2)
+    low = Peaks(num_steps=2, running=3, waiting=0, blocks_in_use=1)
+    older = SnapshotUpdate(snapshot=update.snapshot, steps=records[:1], peaks=high)
+    newer = SnapshotUpdate(snapshot=update.snapshot, steps=records[1:], shutting_down=True, peaks=low)
+    (found,) = await taken(client, stream, older, newer)
     assert found.shutting_down
     assert found.steps == records
+    assert found.peaks == Peaks(num_steps=3, running=3, waiting=30, blocks_in_use=2)
     await client.close()
 
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from schedtop.control import open_files
+from schedtop.control import open_files, watchers
 from schedtop.control import server as servers
 from schedtop.control.errors import CommandRefused, SocketRefused
 from schedtop.control.framing import MAX_PUBLISHED_BYTES, FrameReader, decode_from_server, encode_frame
@@ -83,11 +83,15 @@ async def test_a_thousand_clients_are_held_answered_and_told_goodbye(
     assert {farewell.reason for farewell in farewells} == {"the engine is shutting down"}
 
 
-async def test_a_thousand_subscribers_with_one_view_cost_the_engine_one_snapshot_a_round(
-    serve, gated_runner, make_request, many_files, open_many
+async def test_a_thousand_subscribers_with_one_view_cost_one_snapshot_and_one_encoding_a_round(
+    serve, gated_runner, make_request, many_files, open_many, monkeypatch
 ):
     engine = serve(gated_runner)
-    snapshots = []
+    snapshots, encoded = [], []
+    encode = watchers.stamped_frame
+    monkeypatch.setattr(
+        watchers, "stamped_frame", lambda message, step: (encoded.append(type(message)), encode(message, step))[1]
+    )
     build, engine.core.snapshot = engine.core.snapshot, lambda view: (snapshots.append(view), build(view))[1]
     view = Viewport(running_rows=7)
     async with asyncio.timeout(GIVE_UP_S), engine.client() as client:
@@ -103,6 +107,7 @@ async def test_a_thousand_subscribers_with_one_view_cost_the_engine_one_snapshot
     assert None not in updates
     assert snapshots.count(view) <= num_asked_apart + 1
     assert num_asked_apart < NUM_CLIENTS
+    assert encoded.count(SnapshotUpdate) <= snapshots.count(view)
 
 
 async def test_the_client_too_many_is_told_so_and_the_others_stay(serve, monkeypatch):

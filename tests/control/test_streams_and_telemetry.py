@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from schedtop.control import streams, telemetry
 from schedtop.control.coalesce import TokenBuffer
-from schedtop.control.messages import TokenOutput
+from schedtop.control.messages import Peaks, TokenOutput
 from schedtop.control.streams import EventStream, MissedChanges, StepStream
 from schedtop.control.telemetry import Latencies, percentiles
 from schedtop.engine.snapshot import EngineCoreEvent, EventKind, FinishReason, LimitedBy, StepRecord
@@ -37,6 +37,14 @@ def test_a_reader_that_is_far_behind_gets_the_newest_records(monkeypatch):
         stream.add(record(step))
     assert [r.step for r in stream.since(0, limit=100)] == [5, 6, 7, 8, 9]
     assert [r.step for r in stream.since(0, limit=2)] == [8, 9]
+
+
+def test_peaks_are_those_of_the_steps_since_the_last_look_and_none_without_a_step():
+    stream = StepStream()
+    for step, running, waiting, blocks in ((1, 9, 9, 9), (2, 3, 30, 4), (3, 8, 0, 5)):
+        stream.add(record(step, num_running=running, num_waiting=waiting, blocks_in_use=blocks))
+    assert stream.peaks_since(1) == Peaks(num_steps=2, running=8, waiting=30, blocks_in_use=5)
+    assert stream.peaks_since(stream.end) is None
 
 
 def test_events_come_in_order_and_without_a_gap():

@@ -7,6 +7,7 @@ import pytest
 
 from schedtop.control import connection as connections
 from schedtop.control import server as servers
+from schedtop.control import watchers
 from schedtop.control.errors import CommandRefused
 from schedtop.control.framing import MAX_PUBLISHED_BYTES, FrameReader, decode_from_server, encode_frame
 from schedtop.control.messages import (
@@ -20,6 +21,7 @@ from schedtop.control.messages import (
     Goodbye,
     Hello,
     Pause,
+    Resume,
     SetKnobs,
     SnapshotUpdate,
     Subscribe,
@@ -99,6 +101,57 @@ async def test_a_subscriber_gets_every_step_once_and_in_order(serve, make_reques
             update = await next_message(client, SnapshotUpdate)
             steps += [record.step for record in update.steps]
     assert steps == list(range(1, len(steps) + 1))
+
+
+async def test_a50_a_burst_between_two_looks_is_seen_in_the_peaks_of_the_second(serve, make_request, collect):
+    engine = serve()
+    names = [f"r{number}" for number in range(30)]
+    async with engine.client() as looks, engine.client() as other:
+        assert (await engine.update(looks)).peaks is None
+        await other.request(Pause())
+        await asyncio.gather(*(other.request(make_request(name, 16, 10)) for name in names))
+        await other.request(Resume())
+        await collect(other, *names)
+        update, again = await engine.update(looks), await engine.update(looks)
+    assert update.snapshot.num_running == update.snapshot.num_waiting == 0
+    assert (update.peaks.running, update.peaks.waiting) == (8, 22)
+    assert update.peaks.blocks_in_use >= 8
+    assert update.peaks.num_steps == len(engine.core.recent_steps(4096))
+    assert again.peaks is None
+
+
+async def test_a50_each_subscriber_has_the_peaks_since_its_own_last_snapshot(serve, make_request, collect, raw):
+    engine = serve()
+    slow, quick = raw(engine, Subscribe(interval_s=3600.0)), raw(engine, Subscribe(interval_s=0.02, steps=False))
+    assert slow.read_until(SnapshotUpdate).peaks is None
+    async with engine.client() as client:
+        for name in ("r1", "r2"):
+            await client.request(make_request(name, 16, 10))
+            await collect(client, name)
+        num_seen = 0
+        while num_seen < 20:
+            peaks = quick.read_until(SnapshotUpdate).peaks
+            num_seen += peaks.num_steps if peaks is not None else 0
+        slow.send(Envelope(id=2, command=Subscribe(interval_s=3600.0)))  # gives one at once
+        peaks = slow.read_until(SnapshotUpdate).peaks
+    assert num_seen == 20
+    assert (peaks.num_steps, peaks.running) == (20, 1)
+
+
+async def test_a_poll_looks_at_no_subscription_before_one_is_due(serve, brisk_runner, make_request, raw, monkeypatch):
+    engine = serve(brisk_runner)
+    looked = []
+    look = watchers._wants_snapshot
+    monkeypatch.setattr(watchers, "_wants_snapshot", lambda connection: (looked.append(1), look(connection))[1])
+    waiting = [raw(engine, Subscribe(interval_s=3600.0)) for _ in range(5)]
+    for one in waiting:
+        one.read_until(SnapshotUpdate)
+    async with engine.client() as client:
+        await client.request(make_request("r1", 16, 3000))
+        await steps_later(engine, client, 5)
+        looked.clear()
+        await steps_later(engine, client, 200)
+        assert looked == []
 
 
 async def test_an_idle_engine_still_tells_its_time(serve, next_message):
