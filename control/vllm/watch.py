@@ -200,7 +200,9 @@ class Books:
         self.stats.finished[reason] += 1
         if reason in ("stop", "length"):
             self.stats.samples.e2e.append(time.monotonic() - watched.arrived)
-            self.stats.recent_output_lengths.append(watched.request.num_output_tokens)
+            ended = watched.request
+            kind = (ended.num_prompt_tokens, ended.max_tokens, ended.priority)
+            self.stats.recent_ends.append((time.monotonic(), *kind, ended.num_output_tokens))
         self.note(EventKind.FINISHED, request_id, reason)
 
     def note(

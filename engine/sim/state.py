@@ -11,6 +11,7 @@ import msgspec
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import Knobs
 from schedtop.engine.request import Request, State
+from schedtop.engine.runner.simulated import END_TOKEN
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.explain import in_schedule_order
 from schedtop.engine.sched.interface import SchedulerInterface
@@ -39,13 +40,27 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     adapter: str | None = None
 
 
-class ArrivalSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A request that came: when (engine clock, seconds), how long its prompt, how urgent."""
+class ArrivalSample(msgspec.Struct, frozen=True, array_like=True):
+    """A request that came: when (engine clock, seconds), how long its prompt, how urgent.
+
+    `contents` numbers the leading blocks of its prompt that others share with it, as in `RequestState`.
+    """
 
     at: float
     num_prompt_tokens: int
     max_tokens: int
     priority: int
+    contents: list[int] = []
+
+
+class EndSample(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A request that ended by itself: when (engine clock, seconds), of what kind it was, with how many tokens."""
+
+    at: float
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int
+    num_output_tokens: int
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,26 +76,68 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_left_out: int = 0
     arrivals: list[ArrivalSample] = []
     """The most recent arrivals, oldest first."""
-    output_lengths: list[int] = []
-    """Output tokens of the requests that ended most recently by themselves."""
+    ends: list[EndSample] = []
+    """The requests that ended most recently by themselves, oldest first."""
+    cached: list[list[int]] = []
+    """Contents of shared prefixes that lie in the cache and that nobody live holds, least recently used first."""
 
 
 def capture(sched: SchedulerInterface) -> EngineState:
     """The state of a live scheduler at a step boundary."""
     numbers: dict[bytes, int] = {}
     waiting = list(in_schedule_order(sched))
-    kept = [*sched.running, *waiting[:MAX_REQUESTS]]
+    requests = [_request_state(request, numbers) for request in [*sched.running, *waiting[:MAX_REQUESTS]]]
+    prefixes = _shared_prefixes(sched, requests, numbers)
     return EngineState(
         mono=sched.clock(),
         step=sched.step,
         config=sched.config,
         knobs=sched.knobs,
         pause=sched.pause_state,
-        requests=[_request_state(request, numbers) for request in kept],
+        requests=requests,
         num_left_out=max(0, len(waiting) - MAX_REQUESTS),
-        arrivals=[ArrivalSample(*sample) for sample in sched.stats.recent_arrivals],
-        output_lengths=list(sched.stats.recent_output_lengths),
+        arrivals=[ArrivalSample(*sample, contents=prefixes.of(sample)) for sample in sched.stats.recent_arrivals],
+        ends=[EndSample(*sample) for sample in sched.stats.recent_ends],
+        cached=prefixes.cached,
     )
+
+
+class _Prefixes(msgspec.Struct):
+    """What the recently admitted requests had in common, by the first block of their prompt."""
+
+    by_kind: dict[tuple[int, int, int], list[int]]
+    """(prompt tokens, max_tokens, priority) -> leading contents that such a request shares with others."""
+    cached: list[list[int]]
+
+    def of(self, sample: tuple[float, int, int, int]) -> list[int]:
+        """The shared contents of an arrival."""
+        return self.by_kind.get(sample[1:], [])
+
+
+def _shared_prefixes(sched: SchedulerInterface, requests: list[RequestState], numbers: dict[bytes, int]) -> _Prefixes:
+    """A request that found nothing cached was the first of its group: the next like it will find what others found."""
+    size = sched.config.block_size
+    live = {saved.contents[0]: saved.contents for saved in requests if saved.contents}
+    deepest: dict[bytes, int] = {}
+    for *_, first, num_hit_tokens in sched.stats.recent_hits:
+        deepest[first] = max(deepest.get(first, 0), num_hit_tokens // size)
+    chains = {}
+    for first, num_blocks in deepest.items():
+        number = numbers.setdefault(first, len(numbers))
+        known = live.get(number, [number])[:num_blocks]
+        chains[first] = known + [_unnamed(number, index) for index in range(len(known), num_blocks)]
+    by_kind = {
+        (prompt, max_tokens, priority): chains[first][: (num_hit_tokens or prompt - 1) // size]
+        for prompt, max_tokens, priority, first, num_hit_tokens in sched.stats.recent_hits
+    }
+    pool = sched.kv.pool
+    idle = [first for first in chains if numbers[first] not in live and pool.find(first) is not None]
+    return _Prefixes(by_kind, [chains[first] for first in idle])
+
+
+def _unnamed(group: int, index: int) -> int:
+    """A number for a block of a prefix that nobody live holds: no other content has it."""
+    return (group + 1 << 24) + index
 
 
 def _request_state(request: Request, numbers: dict[bytes, int]) -> RequestState:
@@ -101,18 +158,18 @@ def _request_state(request: Request, numbers: dict[bytes, int]) -> RequestState:
     )
 
 
-def restore(
-    state: EngineState, knobs: Knobs, clock: Callable[[], float], output_length: Callable[[RequestState], int]
-) -> Scheduler:
-    """A scheduler in the captured state under other knobs; `output_length` says where each request will end.
+def restore(state: EngineState, knobs: Knobs, clock: Callable[[], float]) -> Scheduler:
+    """A scheduler in the captured state under other knobs; every request stops at `END_TOKEN`.
 
     Running requests keep their order and their computed context. If `knobs` leave them too few blocks, they are
     preempted by the rules in the first step.
     """
     sched = Scheduler(state.config, knobs, clock=clock)
     sched.set_pause(state.pause)
+    for contents in state.cached:
+        _cache(sched, contents)
     for saved in state.requests:
-        request = _request_from(saved, state.config.block_size, output_length(saved))
+        request = _request_from(saved, state.config.block_size)
         sched.add_request(request)
         request.arrived = saved.arrived
         request.was_admitted = saved.was_admitted
@@ -128,16 +185,35 @@ def restore(
     return sched
 
 
-def _request_from(saved: RequestState, block_size: int, num_output_tokens: int) -> Request:
+def _cache(sched: Scheduler, contents: list[int]) -> None:
+    """Leave a prefix in the cache that nobody holds."""
+    tokens = stand_in_tokens(contents, sched.config.block_size)
+    holder = Request("", tokens, SamplingParams(max_tokens=1))
+    sched.kv.adopt(holder, [])
+    if sched.kv.grow(holder, len(tokens)) is not None:
+        sched.kv.hash_full_blocks(holder, len(tokens))
+        sched.kv.free(holder)
+
+
+def stand_in_tokens(contents: list[int], block_size: int) -> list[int]:
+    """Tokens of blocks with these contents: equal exactly where the contents are."""
+    return [content for content in contents for _ in range(block_size)]
+
+
+def _request_from(saved: RequestState, block_size: int) -> Request:
     """A request with stand-in tokens: equal where the contents are known to be equal, else its own."""
     num_known = saved.num_prompt_tokens + saved.num_output_tokens
     own = -1 - (hash(saved.request_id) & 0xFFFFFFFF)
-    tokens = [content for content in saved.contents for _ in range(block_size)][:num_known]
+    tokens = stand_in_tokens(saved.contents, block_size)[:num_known]
     tokens += [own] * (num_known - len(tokens))
     request = Request(
         saved.request_id,
         tokens[: saved.num_prompt_tokens],
-        SamplingParams(max_tokens=max(num_output_tokens, saved.num_output_tokens + 1), ignore_eos=True),
+        SamplingParams(
+            max_tokens=max(saved.max_output_tokens, saved.num_output_tokens + 1),
+            ignore_eos=True,
+            stop_token_ids=[END_TOKEN],
+        ),
         priority=saved.priority,
         arrival_time=saved.arrived,
         adapter=saved.adapter,

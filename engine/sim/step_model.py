@@ -61,6 +61,10 @@ _RIDGE = 1e-3
 """Pull towards the last solution, in samples: keeps a coefficient that the present load says nothing about."""
 _HUBER = 2.5
 """Residuals beyond so many typical ones count as outliers and weigh less."""
+_LONGEST_BETWEEN = 2.0
+"""A time from result to result beyond so many step durations isn't the engine's: it was paused or held up."""
+_LEARN = 0.02
+"""How fast the typical residual follows."""
 _SCALES = (1.0, 10.0, 100.0, 100_000.0)
 """Typical sizes of the four features, so that the equations are well conditioned."""
 
@@ -92,8 +96,9 @@ class FittedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepModelFit:
-    """Recursive least squares with forgetting, robust to outliers.
+    """Recursive least squares with forgetting, robust to outliers, of the relative error.
 
+    Relative, since what slows a machine down slows long steps by more: else a few long prefills would decide alone.
     The normal equations are what is carried from step to step; they are solved when somebody asks.
     """
 
@@ -102,15 +107,23 @@ class StepModelFit:
         self._matrix = [[0.0] * 4 for _ in range(4)]
         self._vector = [0.0] * 4
         self._solution = [0.0] * 4
-        self._residual = 0.0
+        self._residual = self._relative = 0.0
         self._weight = self._sum_y = self._sum_yy = self._sum_rr = 0.0
         self._last_mono = -math.inf
+        self._had_more_to_do = False
         self._ranges = [[1 << 60, 0], [1 << 60, 0], [1 << 60, 0]]
 
     def add(self, record: StepRecord) -> None:
-        """Learn from a finished step. With steps planned ahead, the time since the step before counts."""
-        seconds = min(record.duration_s, record.mono - self._last_mono)
+        """Learn from a finished step.
+
+        While steps follow each other, the time from result to result is what requests wait for: what lies between two
+        steps is part of it, and steps planned ahead overlap. After an idle time it is the step's own duration.
+        """
+        seconds, since_last = record.duration_s, record.mono - self._last_mono
+        if since_last < seconds or (self._had_more_to_do and since_last < _LONGEST_BETWEEN * seconds):
+            seconds = since_last
         self._last_mono = record.mono
+        self._had_more_to_do = record.num_running > 0
         if record.num_scheduled_reqs == 0 or seconds <= 0:
             return
         shape = StepShape(record.num_scheduled_reqs, record.num_prefill_tokens, record.num_context_tokens)
@@ -140,23 +153,31 @@ class StepModelFit:
 
     def _learn(self, x: list[float], y: float) -> None:
         self.num_samples += 1
-        weight = 1.0
+        weight, share = 1.0, 1.0
         if self.num_samples > _MIN_SAMPLES:
             if self.num_samples % 10 == 1:
                 self._solve()
-            residual = abs(y - sum(a * b for a, b in zip(self._solution, x, strict=True)))
-            if self._residual and residual > _HUBER * self._residual:
-                weight = _HUBER * self._residual / residual
-            self._residual += 0.02 * (min(residual, 10 * (self._residual or residual)) - self._residual)
+            expected = sum(a * b for a, b in zip(self._solution, x, strict=True))
+            residual, expected = abs(y - expected), max(expected, 1e-6)
+            weight = self._outlier_weight(residual / expected)
+            self._residual += _LEARN * (min(residual, 10 * (self._residual or residual)) - self._residual)
             self._sum_rr = _FORGET * self._sum_rr + weight * residual**2
+            share = min(10.0, self._sum_y / self._weight / expected) ** 2
         self._weight = _FORGET * self._weight + weight
         self._sum_y = _FORGET * self._sum_y + weight * y
         self._sum_yy = _FORGET * self._sum_yy + weight * y * y
+        weight *= share
         for i in range(4):
             self._vector[i] = _FORGET * self._vector[i] + weight * x[i] * y
             row = self._matrix[i]
             for j in range(4):
                 row[j] = _FORGET * row[j] + weight * x[i] * x[j]
+
+    def _outlier_weight(self, relative: float) -> float:
+        """What a step counts whose residual is so large a part of its time; notes how large that typically is."""
+        typical = self._relative
+        self._relative += _LEARN * (min(relative, 10 * (typical or relative)) - typical)
+        return _HUBER * typical / relative if typical and relative > _HUBER * typical else 1.0
 
     def _solve(self) -> None:
         """Least squares with no coefficient below zero, since no work makes a step shorter; the worst goes in turn."""

@@ -250,7 +250,7 @@ def test_an_end_is_counted_once_with_the_tokens_the_request_had() -> None:
     books.ended("a", "length")
     books.ended("a", "abort")
     assert dict(books.stats.finished) == {"length": 1}
-    assert list(books.stats.recent_output_lengths) == [4]
+    assert [end[-1] for end in books.stats.recent_ends] == [4]
     assert [event.kind for event in books.stats.take_events()] == [EventKind.QUEUED, EventKind.FINISHED]
 
 

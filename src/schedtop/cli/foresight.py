@@ -68,7 +68,9 @@ def _budget(fitted: FittedModel, step_s: float, ceiling: int) -> str:
     wanted = budget + num_sequences
     if 0 < ceiling < wanted:
         return f"{ceiling} tokens, the ceiling of max_num_batched_tokens here (the model would allow {wanted})"
-    return f"{wanted} tokens, beside {num_sequences} decoding requests"
+    most = fitted.prefill_tokens_seen[1]
+    beyond = f"; extrapolated: no step with more than {most} prefill tokens was seen" if budget > most else ""
+    return f"{wanted} tokens, beside {num_sequences} decoding requests{beyond}"
 
 
 @click.command(name="forecast")
