@@ -22,7 +22,7 @@ from schedtop.engine.errors import Conflict
 from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, SchedulingPolicy, change_knobs
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, RequestOutput, Touched
 from schedtop.engine.selection import check_max_tokens, select
-from schedtop.engine.sim.state import ArrivalSample, EngineState, RequestState
+from schedtop.engine.sim.state import ArrivalSample, EndSample, EngineState, RequestState
 from schedtop.engine.snapshot import (
     EventKind,
     FinishReason,
@@ -409,7 +409,7 @@ class VllmCore:
             pause=self.pause_state,
             requests=[self._request_state(request) for request in requests],
             arrivals=[ArrivalSample(*sample) for sample in stats.recent_arrivals],
-            output_lengths=list(stats.recent_output_lengths),
+            ends=[EndSample(*sample) for sample in stats.recent_ends],
         )
 
     def _request_state(self, request: Any) -> RequestState:

@@ -57,7 +57,10 @@ class SchedulerStats:
         self.recent_preemptions: deque[Preemption] = deque(maxlen=NUM_RECENT_PREEMPTIONS)
         self.recent_arrivals: deque[tuple[float, int, int, int]] = deque(maxlen=NUM_RECENT_REQUESTS)
         """(arrived, prompt tokens, max_tokens, priority): the arrival process a forecast goes on with."""
-        self.recent_output_lengths: deque[int] = deque(maxlen=NUM_RECENT_REQUESTS)
+        self.recent_ends: deque[tuple[float, int, int, int, int]] = deque(maxlen=NUM_RECENT_REQUESTS)
+        """(ended, prompt tokens, max_tokens, priority, output tokens) of those that ended by themselves."""
+        self.recent_hits: deque[tuple[int, int, int, bytes, int]] = deque(maxlen=NUM_RECENT_REQUESTS)
+        """(prompt tokens, max_tokens, priority, hash of the first block, cached tokens) of those admitted."""
         self._events: list[EngineCoreEvent] = []
         self._num_events = 0
         self._last_result_at = 0.0
@@ -87,6 +90,9 @@ class SchedulerStats:
         self.prefix_cache_hits += num_hit_tokens
         self.external_cache_hits += request.num_external_tokens
         self.samples.queue_time.append(now - request.arrived)
+        if request.block_hashes:
+            kind = (request.num_prompt_tokens, request.sampling.max_tokens, request.priority)
+            self.recent_hits.append((*kind, request.block_hashes[0], num_hit_tokens))
 
     def count_preemption(self, record: Preemption) -> None:
         """A request was thrown out."""
@@ -130,7 +136,8 @@ class SchedulerStats:
     def count_end(self, request: Request, now: float) -> None:
         """A request ended by itself."""
         self.samples.e2e.append(now - request.arrived)
-        self.recent_output_lengths.append(request.num_output_tokens)
+        kind = (request.num_prompt_tokens, request.sampling.max_tokens, request.priority)
+        self.recent_ends.append((now, *kind, request.num_output_tokens))
 
     # ---- events ---------------------------------------------------------------------------------------------
 
