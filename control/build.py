@@ -78,6 +78,7 @@ def build(settings: ServeSettings) -> tuple[EngineCore, EngineInfo]:
         started_wall=time.time(),
         eos_token_ids=list(parts.eos_token_ids),
         model_path=parts.model_path,
+        adapters=list(config.adapters),
         shape=parts.shape,
     )
     return core, info
@@ -105,6 +106,8 @@ def _config(settings: ServeSettings, model: str, num_kv_blocks: int, max_model_l
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_num_seqs=settings.max_num_seqs,
         max_num_speculative_tokens=settings.max_num_speculative_tokens,
+        adapters=tuple(settings.lora),
+        max_adapters=len(settings.lora) if settings.max_adapters is None else settings.max_adapters,
     )
 
 
@@ -152,6 +155,7 @@ def _real(settings: ServeSettings) -> _Parts:
         backend=settings.attention,
         device=settings.device,
         num_threads=settings.threads,
+        adapters={name: Path(path).expanduser() for name, path in settings.lora.items()},
     )
     info = runner.info
     grammars = backend_for(str(path), info.vocab_size, info.eos_token_ids)

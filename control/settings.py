@@ -40,6 +40,10 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """auto, cpu or cuda."""
     attention: str = "auto"
     """Attention backend; auto picks the best one that works here."""
+    lora: dict[str, str] = {}
+    """LoRA adapters: the name that requests use as their model -> a folder in PEFT's format."""
+    max_adapters: int | None = None
+    """Different adapters that may run at once; default: all of them."""
     threads: int | None = None
     """CPU threads of the model; default: all cores."""
 
@@ -92,6 +96,13 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"{field}={value} is outside its range {low} to {high}")
+        for name in self.lora:
+            if not name or not name.isprintable() or name == (self.served_model_name or Path(self.model).stem):
+                raise ConfigError(f"lora={name!r} can't name an adapter: use a printable name that isn't the model's")
+        if (self.lora or self.max_adapters) and self.runner != "real":
+            raise ConfigError(f"adapters need a model: a {self.runner} runner has no weights")
+        if self.max_adapters is not None and not 0 < self.max_adapters <= len(self.lora):
+            raise ConfigError(f"max_adapters={self.max_adapters} is outside its range 1 to {len(self.lora)} (lora)")
         if self.kv_memory is not None:
             parse_memory(self.kv_memory)
             if self.num_kv_blocks is not None:
@@ -119,9 +130,9 @@ def load_settings(path: Path | None, overrides: dict[str, Any]) -> ServeSettings
             close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             raise ConfigError(f"{path}: no setting is called {key!r}; {hint}")
-    knobs = {**values.get("knobs", {}), **overrides.get("knobs", {})}
+    merged = {key: {**values.get(key, {}), **overrides.get(key, {})} for key in ("knobs", "lora")}
     try:
-        return msgspec.convert({**values, **overrides, "knobs": knobs}, ServeSettings)
+        return msgspec.convert({**values, **overrides, **merged}, ServeSettings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path or 'command line'}: {error}") from None
 

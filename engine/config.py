@@ -48,6 +48,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Embeddings the encoder may compute in one step."""
     max_adapters: int = 0
     """Adapter (LoRA) slots: different adapters among the requests of one step; 0 = no adapters."""
+    adapters: tuple[str, ...] = ()
+    """Names of the adapters that requests may ask for; none given = any name, where the runner has no weights."""
     repetition_max_pattern: int = 0
     """Longest token pattern looked for by the repetition stop; 0 = off."""
     repetition_min_count: int = 0
@@ -77,6 +79,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{field}={value} is below its minimum {low}: give at least {low}")
             if value > high:
                 raise ConfigError(f"{field}={value} is above its maximum {high}: give at most {high}")
+        if self.adapters and not self.max_adapters:
+            raise ConfigError(f"max_adapters=0 leaves no slot for {', '.join(self.adapters)}: give at least 1")
         if self.max_model_len is not None and self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len={self.max_model_len} is below its minimum 2 (one prompt token, one output)"

@@ -28,9 +28,18 @@ def check_at_the_door(
     check_token_ids("stop_token_ids", sampling.stop_token_ids, vocab_size)
     check_token_ids("bad_words_ids", [token for word in sampling.bad_words_ids for token in word], vocab_size)
     _check_size(sched, len(prompt_token_ids))
-    if adapter is not None and not sched.config.max_adapters:
-        raise RequestRefused(f"adapter {adapter!r} asked for, but this engine was started without adapter slots")
+    _check_adapter(sched, adapter)
     _check_queue(sched, len(prompt_token_ids))
+
+
+def _check_adapter(sched: SchedulerInterface, adapter: str | None) -> None:
+    if adapter is None:
+        return
+    known = sched.config.adapters
+    if not sched.config.max_adapters:
+        raise RequestRefused(f"adapter {adapter!r} asked for, but this engine was started without adapter slots")
+    if known and adapter not in known:
+        raise RequestRefused(f"adapter {adapter!r} isn't loaded here; loaded are {', '.join(known)}")
 
 
 def _check_identity(sched: SchedulerInterface, request_id: str) -> None:

@@ -55,6 +55,7 @@ class Plan:
     include_stop: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    adapter: str | None = None
     tells_prompt: bool = False
     """Tell the prompt's tokens, with their log-probabilities, before the answer's."""
 
@@ -207,6 +208,7 @@ class Generation:
                     sampling=sampling,
                     priority=self.plan.priority,
                     cache_salt=self.plan.cache_salt,
+                    adapter=self.plan.adapter,
                 )
             )
         except CommandRefused:

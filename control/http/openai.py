@@ -39,26 +39,16 @@ class OpenAiRoutes:
         self._service = service
 
     async def models(self, request: web.Request) -> web.Response:
-        """The one model this engine serves."""
-        return json_response({"object": "list", "data": [self._model_card()]})
+        """The model this engine serves, and the model with each of its adapters."""
+        info = self._service.info
+        return json_response({"object": "list", "data": [_model_card(info, name) for name in _names(info)]})
 
     async def model(self, request: web.Request) -> web.Response:
         """One model by name."""
-        if request.match_info["model"] != self._service.info.model:
-            raise _no_such_model(request.match_info["model"], self._service.info.model)
-        return json_response(self._model_card())
-
-    def _model_card(self) -> dict[str, Any]:
-        info = self._service.info
-        return {
-            "id": info.model,
-            "object": "model",
-            "created": int(info.started_wall),
-            "owned_by": "schedtop",
-            "root": info.model,
-            "parent": None,
-            "max_model_len": info.max_model_len,
-        }
+        info, name = self._service.info, request.match_info["model"]
+        if name not in _names(info):
+            raise _no_such_model(name, info)
+        return json_response(_model_card(info, name))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
@@ -101,8 +91,8 @@ class OpenAiRoutes:
         prefix: str,
         default_max_tokens: int,
     ) -> Plan:
-        if body.model not in (None, "", info.model):
-            raise _no_such_model(body.model, info.model)
+        if body.model and body.model not in _names(info):
+            raise _no_such_model(body.model, info)
         caller: Caller = request[CALLER]
         caller.check_priority(body.priority)
         if len(prompts) * body.n > MAX_ANSWERS:
@@ -121,6 +111,7 @@ class OpenAiRoutes:
             include_stop=body.include_stop_str_in_output,
             priority=body.priority,
             cache_salt=body.cache_salt,
+            adapter=body.model if body.model in info.adapters else None,
         )
 
     async def _answer(
@@ -130,7 +121,9 @@ class OpenAiRoutes:
         tokenizer = await self._service.tokenizer()
         with self._service.admitted():
             generation = Generation(self._service.link, tokenizer, plan, self._service.answered)
-            response = Response(generation, Renderer(shape, plan.request_id, self._service.info.model), echoes)
+            response = Response(
+                generation, Renderer(shape, plan.request_id, plan.adapter or self._service.info.model), echoes
+            )
             try:
                 await generation.submit()
                 if body.stream:
@@ -143,8 +136,26 @@ class OpenAiRoutes:
                 generation.close()
 
 
-def _no_such_model(asked: str | None, served: str) -> ApiError:
-    return ApiError(404, f"model {asked!r} isn't served here, {served!r} is", code="model_not_found", param="model")
+def _names(info: EngineInfo) -> list[str]:
+    """What a request may give as its model."""
+    return [info.model, *info.adapters]
+
+
+def _model_card(info: EngineInfo, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(info.started_wall),
+        "owned_by": "schedtop",
+        "root": name,
+        "parent": info.model if name in info.adapters else None,
+        "max_model_len": info.max_model_len,
+    }
+
+
+def _no_such_model(asked: str, info: EngineInfo) -> ApiError:
+    served = ", ".join(map(repr, _names(info)))
+    return ApiError(404, f"model {asked!r} isn't served here, {served} is", code="model_not_found", param="model")
 
 
 def _request_id(request: web.Request, body: CommonRequest, prefix: str) -> str:

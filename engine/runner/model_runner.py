@@ -5,6 +5,8 @@ the one before are known. Rules of scheduling are not here; nor is what a model 
 """
 
 import secrets
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,9 @@ from schedtop.engine.runner.batch import InputBatch, StepBatch
 from schedtop.engine.runner.kv_memory import PagedMemory
 from schedtop.engine.runner.kv_transfer import BlockMemory, KVTransfer, NoTransfer, run_with_transfers
 from schedtop.engine.runner.loader.checkpoint import Checkpoint, open_checkpoint
+from schedtop.engine.runner.loader.peft import load_adapter
 from schedtop.engine.runner.models.llama import LlamaModel
+from schedtop.engine.runner.models.lora import Adapters
 from schedtop.engine.runner.placement import RunnerInfo, choose_placement
 from schedtop.engine.runner.prompt_logprobs import PromptLogprobs
 from schedtop.engine.runner.sampler import Sampler
@@ -28,7 +32,8 @@ class ModelRunner:
     """Implements the protocol of this name in `base.py` with torch.
 
     `model` is a path, `smollm2`, a hub id, or a checkpoint opened before. `dtype` is auto, fp16, fp32 (or bf16 on
-    CUDA), `backend` auto or an attention backend's name. Raises `ConfigError` for what can't work together.
+    CUDA), `backend` auto or an attention backend's name, `adapters` PEFT folders by the names that requests use.
+    Raises `ConfigError` for what can't work together.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class ModelRunner:
         backend: str = "auto",
         device: str = "auto",
         num_threads: int | None = None,
+        adapters: Mapping[str, Path] | None = None,
         proposer: Proposer = propose_ngram,
         stopwatch: Stopwatch | None = None,
     ) -> None:
@@ -47,13 +53,15 @@ class ModelRunner:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         model_config = checkpoint.config
-        _refuse_unsupported(config)
+        _refuse_unsupported(config, adapters or {})
         max_len = _check_length(config, model_config.max_context)
         placement = choose_placement(model_config, config.block_size, dtype=dtype, backend=backend, device=device)
         self.config = config
         self._watch = stopwatch or NoStopwatch()
         self.info: RunnerInfo = placement.info(checkpoint, config)
         max_positions = max_len + config.max_num_speculative_tokens + 1
+        loaded = [load_adapter(name, path, model_config) for name, path in (adapters or {}).items()]
+        self._adapters = Adapters(loaded, placement.device, placement.compute_dtype)
         self.model = LlamaModel(
             checkpoint,
             self._watch.attention(placement.attention),
@@ -61,6 +69,7 @@ class ModelRunner:
             max_positions,
             placement.device,
             placement.compute_dtype,
+            self._adapters,
         )
         shape = (2, config.num_kv_blocks, config.block_size, model_config.num_kv_heads, model_config.head_size)
         self.kv_caches = [
@@ -88,6 +97,7 @@ class ModelRunner:
             return output
         drafts = scheduler_output.scheduled_spec_decode_tokens
         step = self.batch.prepare(scheduler_output.num_scheduled_tokens, drafts)
+        self._adapters.route([request.adapter for request in step.requests], step.meta.query_lens)
         hidden = self.model.forward(step.token_ids, step.positions, self.kv_caches, step.meta)
         self._prompt_logprobs.collect(step, hidden, output)
         self.batch.advance(step)
@@ -128,10 +138,15 @@ class ModelRunner:
             output.draft_token_ids[request.req_id] = request.proposed
 
 
-def _refuse_unsupported(config: EngineConfig) -> None:
-    """What the scheduler can plan for but this runner can't compute."""
-    if config.max_adapters:
-        raise ConfigError(f"max_adapters={config.max_adapters}: the real runner has no adapters yet; set it to 0")
+def _refuse_unsupported(config: EngineConfig, adapters: Mapping[str, Path]) -> None:
+    """What the scheduler would plan for but this runner can't compute."""
+    if sorted(config.adapters) != sorted(adapters):
+        raise ConfigError(
+            f"the scheduler knows the adapters {', '.join(sorted(config.adapters)) or 'none'}, the runner is given "
+            f"{', '.join(sorted(adapters)) or 'none'}: name the same"
+        )
+    if config.max_adapters and not adapters:
+        raise ConfigError(f"max_adapters={config.max_adapters}, but no adapter is given: name some or set it to 0")
     if config.encoder_cache_size:
         raise ConfigError(
             f"encoder_cache_size={config.encoder_cache_size}: the real runner has no media encoder yet; set it to 0"

@@ -21,6 +21,25 @@ def test_options_override_the_file_and_knobs_are_merged(folder):
     assert settings.knobs == {"watermark": 0.2, "policy": "priority"}
 
 
+def test_adapters_of_the_file_and_of_the_command_line_are_merged(folder):
+    path = write(folder, '[lora]\na = "one"\nb = "two"\n')
+    assert load_settings(path, {"lora": {"b": "three"}}).lora == {"a": "one", "b": "three"}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"lora": {"a": "x"}, "runner": "fake"}, "adapters need a model"),
+        ({"lora": {"smollm2": "x"}}, "lora='smollm2' can't name an adapter"),
+        ({"lora": {"a": "x"}, "max_adapters": 2}, "max_adapters=2 is outside its range 1 to 1"),
+        ({"max_adapters": 1}, "max_adapters=1 is outside its range"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused(given, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        load_settings(None, given)
+
+
 def test_an_unknown_setting_is_an_error_that_names_the_nearest_one(folder):
     with pytest.raises(ConfigError, match="no setting is called 'max_num_seq'; did you mean 'max_num_seqs'"):
         load_settings(write(folder, "max_num_seq = 8"), {})

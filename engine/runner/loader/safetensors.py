@@ -17,7 +17,7 @@ class SafetensorsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config: dict[str, Any] = _read_json(path / "config.json")
+        self.config: dict[str, Any] = read_json(path / "config.json")
         self._files: dict[str, Any] = {}
         self._where = self._locate()
 
@@ -25,13 +25,7 @@ class SafetensorsFolder:
         """One tensor as stored. Raises `ConfigError` if it is missing or its file is damaged."""
         if name not in self._where:
             raise ConfigError(f"{self.path} lacks the tensor {name}")
-        try:
-            tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
-        except SafetensorError as error:
-            raise ConfigError(f"{self.path}: tensor {name} in {self._where[name]} can't be read ({error})") from None
-        if not tensor.is_floating_point():
-            raise ConfigError(f"{self.path}: tensor {name} is of type {tensor.dtype}; quantised files aren't supported")
-        return tensor
+        return read_tensor(self._open(self._where[name]), name, str(self.path / self._where[name]))
 
     def has(self, name: str) -> bool:
         """Whether the folder holds it."""
@@ -39,7 +33,7 @@ class SafetensorsFolder:
 
     def _locate(self) -> dict[str, str]:
         if (self.path / INDEX).is_file():
-            where: dict[str, str] = _read_json(self.path / INDEX).get("weight_map", {})
+            where: dict[str, str] = read_json(self.path / INDEX).get("weight_map", {})
             for file in sorted(set(where.values())):
                 if not (self.path / file).is_file():
                     raise ConfigError(f"{self.path} lacks the shard {file} that {INDEX} lists")
@@ -51,16 +45,35 @@ class SafetensorsFolder:
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
-            try:
-                self._files[file] = safe_open(self.path / file, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise ConfigError(f"{self.path / file} can't be read ({error}): truncated? get it anew") from None
+            self._files[file] = open_safetensors(self.path / file)
         return self._files[file]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def open_safetensors(path: Path) -> Any:
+    """One file, opened. Raises `ConfigError` when it is damaged."""
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} can't be read ({error}): truncated? get it anew") from None
+
+
+def read_tensor(file: Any, name: str, where: str) -> torch.Tensor:
+    """One tensor of an opened file, as stored. Raises `ConfigError` naming it and `where` if it can't be used."""
+    try:
+        tensor: torch.Tensor = file.get_tensor(name)
+    except SafetensorError as error:
+        raise ConfigError(f"{where}: tensor {name} can't be read ({error})") from None
+    if not tensor.is_floating_point():
+        raise ConfigError(f"{where}: tensor {name} is of type {tensor.dtype}; quantised files aren't supported")
+    return tensor
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises `ConfigError` naming the file."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read ({error})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} can't be read: it isn't a JSON object")
     return content

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from schedtop.engine.runner.loader.checkpoint import Checkpoint
 from schedtop.engine.runner.models.linear import Linear, MakeLinear, fuse, fuse_biases
+from schedtop.engine.runner.models.lora import Adapters
 from schedtop.engine.runner.models.rope import RopeTable, rope_frequencies, rotate
 from schedtop.kernels.attention import AttentionBackend, AttentionMeta
 
@@ -30,7 +31,8 @@ class _Layer:
 class LlamaModel:
     """Weights of one model, ready to compute with.
 
-    `make_linear` packs a weight and its bias; norms and embeddings stay in `dtype`.
+    `make_linear` packs a weight and its bias; norms and embeddings stay in `dtype`. `adapters` says before each forward
+    pass which rows it changes.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class LlamaModel:
         max_positions: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        adapters: Adapters | None = None,
     ) -> None:
         self.config = checkpoint.config
         self._attention = attention
         self._checkpoint = checkpoint
         self._make = make_linear
         self._device, self._dtype = device, dtype
+        self._adapters = adapters or Adapters([], device, dtype)
         config = self.config
         self._embeddings = self._take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [self._build_layer(index) for index in range(config.num_layers)]
@@ -128,4 +132,5 @@ class LlamaModel:
         """One product for all parts that share their input of `width`."""
         weights = [self._take(f"{prefix}{name}.weight", rows, width) for name, rows in parts]
         biases = [self._take(f"{prefix}{name}.bias", rows) for name, rows in parts] if has_bias else None
-        return self._make(fuse(weights), fuse_biases(biases))
+        product = self._make(fuse(weights), fuse_biases(biases))
+        return self._adapters.extend(product, [(f"{prefix}{name}", rows) for name, rows in parts])

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
+from schedtop.cli.values import ADAPTER_ASSIGNMENT, KNOB_ASSIGNMENT, as_changes
 from schedtop.control.settings import load_settings
 
 
@@ -20,6 +20,10 @@ from schedtop.control.settings import load_settings
 @click.option("--dtype", help="auto, fp32, fp16, bf16: precision of weights and KV cache. [auto]")
 @click.option("--device", help="auto, cpu or cuda. [auto]")
 @click.option("--attention", help="Attention backend. [auto]")
+@click.option(
+    "--lora", type=ADAPTER_ASSIGNMENT, multiple=True, metavar="NAME=FOLDER", help="Serve a PEFT adapter as model NAME."
+)
+@click.option("--max-adapters", type=int, help="Different adapters running at once. [all]")
 @click.option("--threads", type=int, help="CPU threads of the model. [all cores]")
 @click.option("--block-size", type=int, help="Tokens per KV block. [16]")
 @click.option("--num-kv-blocks", type=int, help="KV blocks to allocate.")
@@ -47,8 +51,8 @@ def serve(config: Path | None, as_json: bool, **options: Any) -> None:
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    if "knobs" in given:
-        given["knobs"] = as_changes(given["knobs"])
+    for name in {"knobs", "lora"} & given.keys():
+        given[name] = as_changes(given[name])
     if "allowed_hosts" in given:
         given["allowed_hosts"] = list(given["allowed_hosts"])
     sys.exit(run(load_settings(config, given), click.echo, as_json))

@@ -23,19 +23,37 @@ def parse_value(text: str) -> KnobValue:
     return text
 
 
-class KnobAssignment(click.ParamType[tuple[str, KnobValue]]):
-    """`NAME=VALUE`; converts to a pair."""
+class Assignment(click.ParamType[tuple[str, Any]]):
+    """`NAME=VALUE`; converts to a pair of texts."""
 
     name = "NAME=VALUE"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, KnobValue]:
-        """Split and parse; a missing `=` is a usage error."""
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        """Split; a missing `=` is a usage error."""
         if isinstance(value, tuple):
             return value
         name, equals, text = str(value).partition("=")
         if not equals or not name or not text:
-            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
-        return name, parse_value(text)
+            self.fail(f"{value!r} is not {self.name}", param, ctx)
+        return name, self.parse(text)
+
+    def parse(self, text: str) -> Any:
+        """The value behind the `=`."""
+        return text
+
+
+class AdapterAssignment(Assignment):
+    """An adapter's name and its folder."""
+
+    name = "NAME=FOLDER"
+
+
+class KnobAssignment(Assignment):
+    """A knob and its value."""
+
+    def parse(self, text: str) -> KnobValue:
+        """See `parse_value`."""
+        return parse_value(text)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Names from the knob table; after the `=`, the words a knob may be set to."""
@@ -52,11 +70,12 @@ def _words_of(spec: KnobSpec) -> tuple[str, ...]:
 
 
 KNOB_ASSIGNMENT = KnobAssignment()
+ADAPTER_ASSIGNMENT = AdapterAssignment()
 
 
-def as_changes(assignments: Sequence[tuple[str, KnobValue]]) -> dict[str, KnobValue]:
-    """Knob to value. Raises `UsageError` for a knob that is named twice."""
-    changes: dict[str, KnobValue] = {}
+def as_changes(assignments: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Name to value. Raises `UsageError` for a name that is given twice."""
+    changes: dict[str, Any] = {}
     for name, value in assignments:
         if name in changes:
             raise click.UsageError(f"{name} is given twice: {changes[name]} and {value}")

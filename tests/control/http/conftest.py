@@ -80,6 +80,7 @@ class Served:
             name=config.name, model=config.model, boot_id=boot_id, pid=1, version="0", block_size=config.block_size,
             num_usable_blocks=config.num_usable_blocks, max_model_len=config.max_model_len, started_wall=1e9,
             max_num_batched_tokens=config.max_num_batched_tokens, max_num_seqs=config.max_num_seqs,
+            adapters=list(config.adapters),
         )  # fmt: skip
         self.server = ControlServer(self.loop, info, core.knob_table, self.audit)
 

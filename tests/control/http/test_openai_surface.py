@@ -18,10 +18,12 @@ class TellingRunner(FakeRunner):
     def __init__(self, next_token) -> None:
         super().__init__(16, next_token)
         self.sampling = {}
+        self.adapters = []
 
     def execute_model(self, scheduler_output):
         for new in scheduler_output.scheduled_new_reqs:
             self.sampling[new.req_id] = new.sampling_params
+            self.adapters.append(new.adapter)
         result = super().execute_model(scheduler_output)
         result.logprobs = {
             req_id: [[(token, -0.5), (65, -1.0), (0xE2, -2.0)] for token in tokens]
@@ -49,6 +51,22 @@ async def test_n_gives_so_many_choices_with_seeds_of_their_own(told) -> None:
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     assert sorted(params.seed for params in told.runner.sampling.values()) == [7, 8, 9]
     assert body["usage"]["prompt_tokens"] == 5 and body["usage"]["completion_tokens"] == 6
+
+
+async def test_an_adapter_is_a_model_of_its_own(start_world) -> None:
+    world = await start_world(runner=TellingRunner(letters), max_adapters=1, adapters=("poet", "lawyer"))
+    _, models = await world.send("GET", "/v1/models")
+    assert [(card["id"], card["parent"]) for card in models["data"]] == [
+        ("fake", None), ("poet", "fake"), ("lawyer", "fake"),
+    ]  # fmt: skip
+    status, card = await world.send("GET", "/v1/models/poet")
+    assert (status, card["id"]) == (200, "poet")
+    for model in ("poet", "fake", None, "lawyer"):
+        status, body = await world.complete("hello", model=model, max_tokens=1)
+        assert (status, body["model"]) == (200, model or "fake")
+    assert world.runner.adapters == ["poet", None, None, "lawyer"]
+    status, body = await world.chat(model="pirate")
+    assert status == 404 and "'pirate' isn't served here, 'fake', 'poet', 'lawyer' is" in body["error"]["message"]
 
 
 async def test_several_prompts_are_answered_in_order(told) -> None:
