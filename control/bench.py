@@ -2,9 +2,11 @@
 
 The engine and its control server run in this process, its steps on the simulated runner in real time; clients are in
 another process (`bench_clients.py`), as they are in life. Nothing is printed here. Wall time is what users feel, the
-engine thread's CPU time is what doesn't depend on what else the machine does.
+engine thread's CPU time depends less on what else the machine does, and that of the serving thread least.
 """
 
+import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,8 @@ CONFIGURATIONS: dict[str, Order] = {
     "one that never reads": Order(num_stalled=1),
     "no client again": Order(),
 }
-"""Alternated in this order in every round. The first is what the others are compared with, with its last the spread."""
+"""All in every round, each round beginning with the next. The first is what the others are compared with; with the last
+it gives the spread of no client against itself."""
 FIRST, AGAIN = "no client", "no client again"
 
 
@@ -53,7 +56,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     num_requests: int = 1000
     step_s: float = 0.010
-    num_steps: int = 60
+    num_steps: int = 120
     """Per configuration and round."""
 
 
@@ -66,10 +69,14 @@ class Served(NamedTuple):
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Seconds of each step: from its end back to the end of the one before. `cpu`: of the engine thread alone."""
+    """Seconds of each step: from its end back to the end of the one before.
+
+    `cpu`: of the engine thread alone; `serving`: of all other threads of its process, which is the control server.
+    """
 
     wall: list[float] = []
     cpu: list[float] = []
+    serving: list[float] = []
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,17 +93,19 @@ class TimedCore(EngineCore):
         model = StepModel(base_s=step_s, per_sequence_s=0.0, per_prefill_token_s=0.0)
         super().__init__(config, SimulatedRunner(model))
         self.times = StepTimes()
-        self._last = (0.0, 0.0)
+        self._last = (0.0, 0.0, 0.0)
         self._num_wanted = 0
         self._is_enough = threading.Event()
 
     def step(self) -> EngineCoreOutputs | None:
         """As the engine's, with a note."""
         outputs = super().step()
-        now = (time.perf_counter(), time.thread_time())
+        cpu = time.thread_time()
+        now = (time.perf_counter(), cpu, time.process_time() - cpu)
         if self._num_wanted:
             self.times.wall.append(now[0] - self._last[0])
             self.times.cpu.append(now[1] - self._last[1])
+            self.times.serving.append(now[2] - self._last[2])
             self._num_wanted -= 1
             if not self._num_wanted:
                 self._is_enough.set()
@@ -105,7 +114,7 @@ class TimedCore(EngineCore):
 
     def take_times(self, num_steps: int) -> StepTimes:
         """From another thread: the times of the next `num_steps` steps."""
-        self.times = StepTimes([], [])
+        self.times = StepTimes([], [], [])
         self._is_enough.clear()
         self._num_wanted = num_steps
         self._is_enough.wait()
@@ -123,14 +132,20 @@ def measure(load: Load, num_rounds: int, progress: Callable[[int], None] = lambd
     ):
         for number in range(num_rounds):
             progress(number)
-            for name, order in CONFIGURATIONS.items():
-                clients.obey(order)
+            for name in _turned(list(CONFIGURATIONS), number):
+                clients.obey(CONFIGURATIONS[name])
                 core.take_times(NUM_SETTLING)
                 rounds[name].append(core.take_times(load.num_steps))
             made = clients.obey(Order(num_commands=NUM_COMMANDS))
             trips.plain.extend(made.plain)
             trips.audited.extend(made.audited)
     return Results(rounds=rounds, trips=trips)
+
+
+def _turned(names: list[str], number: int) -> list[str]:
+    """Another one first each time, so that none always follows the same."""
+    first = number % len(names)
+    return names[first:] + names[:first]
 
 
 @contextmanager
@@ -202,7 +217,10 @@ class ClientProcess:
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One configuration. Times in seconds; ratios to no client, 1.0 = as fast."""
+    """One configuration: of each round its quantile, of these the median. Seconds; ratios to no client, 1.0 = as fast.
+
+    So a disturbance that hits some rounds moves neither median nor p99.
+    """
 
     median_s: float
     p99_s: float
@@ -211,10 +229,12 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cpu_median_s: float
     cpu_median_ratio: float
     cpu_p99_ratio: float
+    serving_s: float
+    """CPU time of the control server, mean per step."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """All configurations. Spreads are ratios too: no client against itself, the largest group to the smallest."""
+    """All configurations. Spreads: the same figures of no client in half of the rounds, the largest to the smallest."""
 
     configurations: dict[str, Figures]
     median_spread: float
@@ -230,37 +250,52 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(results: Results) -> Summary:
-    """Medians and 99th percentiles over all rounds together."""
-    pooled = {name: _pool(rounds) for name, rounds in results.rounds.items()}
-    base = pooled[FIRST]
-    groups = [_pool(results.rounds[name][half::2]) for name in (FIRST, AGAIN) for half in (0, 1)]
-    groups = [group for group in groups if group.wall]
+    """What the rounds come to."""
+    base = _centre(results.rounds[FIRST])
+    halves = [results.rounds[name][half::2] for name in (FIRST, AGAIN) for half in (0, 1)]
+    groups = [_centre(rounds) for rounds in halves if rounds]
     return Summary(
-        configurations={name: _figures(times, base) for name, times in pooled.items()},
-        median_spread=_spread([quantile(group.wall, 0.5) for group in groups]),
-        p99_spread=_spread([quantile(group.wall, 0.99) for group in groups]),
-        cpu_median_spread=_spread([quantile(group.cpu, 0.5) for group in groups]),
-        cpu_p99_spread=_spread([quantile(group.cpu, 0.99) for group in groups]),
-        step_s=quantile(base.wall, 0.5),
+        configurations={name: _figures(_centre(rounds), base) for name, rounds in results.rounds.items()},
+        median_spread=_spread([group.wall_median for group in groups]),
+        p99_spread=_spread([group.wall_p99 for group in groups]),
+        cpu_median_spread=_spread([group.cpu_median for group in groups]),
+        cpu_p99_spread=_spread([group.cpu_p99 for group in groups]),
+        step_s=base.wall_median,
         plain_trip_s=[quantile(results.trips.plain, share) for share in (0.5, 0.99, 1.0)],
         audited_trip_s=[quantile(results.trips.audited, share) for share in (0.5, 0.99, 1.0)],
     )
 
 
-def _pool(rounds: Sequence[StepTimes]) -> StepTimes:
-    return StepTimes([t for times in rounds for t in times.wall], [t for times in rounds for t in times.cpu])
+class _Centre(NamedTuple):
+    """The medians over rounds of each round's quantiles, in seconds; `serving`: of its means."""
+
+    wall_median: float
+    wall_p99: float
+    cpu_median: float
+    cpu_p99: float
+    serving: float
 
 
-def _figures(times: StepTimes, base: StepTimes) -> Figures:
-    median, p99, cpu_median = quantile(times.wall, 0.5), quantile(times.wall, 0.99), quantile(times.cpu, 0.5)
+def _centre(rounds: Sequence[StepTimes]) -> _Centre:
+    return _Centre(
+        wall_median=statistics.median(quantile(times.wall, 0.5) for times in rounds),
+        wall_p99=statistics.median(quantile(times.wall, 0.99) for times in rounds),
+        cpu_median=statistics.median(quantile(times.cpu, 0.5) for times in rounds),
+        cpu_p99=statistics.median(quantile(times.cpu, 0.99) for times in rounds),
+        serving=statistics.median(statistics.fmean(times.serving) for times in rounds),
+    )
+
+
+def _figures(here: _Centre, base: _Centre) -> Figures:
     return Figures(
-        median_s=median,
-        p99_s=p99,
-        median_ratio=median / quantile(base.wall, 0.5),
-        p99_ratio=p99 / quantile(base.wall, 0.99),
-        cpu_median_s=cpu_median,
-        cpu_median_ratio=cpu_median / quantile(base.cpu, 0.5),
-        cpu_p99_ratio=quantile(times.cpu, 0.99) / quantile(base.cpu, 0.99),
+        median_s=here.wall_median,
+        p99_s=here.wall_p99,
+        median_ratio=here.wall_median / base.wall_median,
+        p99_ratio=here.wall_p99 / base.wall_p99,
+        cpu_median_s=here.cpu_median,
+        cpu_median_ratio=here.cpu_median / base.cpu_median,
+        cpu_p99_ratio=here.cpu_p99 / base.cpu_p99,
+        serving_s=here.serving,
     )
 
 
@@ -269,10 +304,12 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of them lie.
+    """The smallest of them that at least `share` of them don't exceed.
 
     >>> quantile([3.0, 1.0, 2.0], 0.5)
     2.0
+    >>> quantile(range(1, 201), 0.99)
+    198
     """
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

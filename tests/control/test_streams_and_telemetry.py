@@ -94,7 +94,7 @@ def test_waiting_tokens_are_joined_per_request_and_end_with_its_end():
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 50)), min_size=1, max_size=60))
 def test_percentiles_are_those_of_the_spelt_out_list(weighted):
-    found = percentiles(weighted)
+    found = percentiles(sorted(weighted))
     spelt = sorted(value for value, count in weighted for _ in range(count))
     assert found is not None
     assert found.count == len(spelt)
@@ -124,8 +124,27 @@ def test_percentiles_are_worked_out_at_most_once_per_interval(monkeypatch):
     assert len(calls) == 2 * 2 * len(telemetry.NAMES)
 
 
+@given(st.data())
+def test_windows_are_exact_however_often_they_are_read_and_whatever_falls_out(data):
+    latencies, told = Latencies(), []
+    mono = 0.0
+    for step in range(data.draw(st.integers(1, 40))):
+        mono += data.draw(st.sampled_from([0.0, 0.3, 4.0, 30.0]))
+        gaps = data.draw(st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.integers(1, 5)), max_size=3))
+        latencies.add(record(step, mono=mono, itl=gaps))
+        told += [(mono, gap) for gap in gaps]
+        if data.draw(st.booleans()):
+            found = latencies.summary(mono + 0.3)["itl"]
+            for window, length in ((found.now, telemetry.NOW_S), (found.minute, telemetry.MINUTE_S)):
+                inside = [gap for at, gap in told if at >= mono + 0.3 - length]
+                assert window == percentiles(sorted(inside))
+            mono += 0.3
+
+
 def test_samples_in_memory_are_bounded():
     latencies = Latencies()
     for step in range(30):
         latencies.add(record(step, itl=[(0.1, 1)] * 1000))
+        if step % 7 == 0:
+            latencies.summary(float(step))
     assert latencies.summary(0.0)["itl"].minute.count == telemetry.NUM_SAMPLES_KEPT
