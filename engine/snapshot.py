@@ -237,6 +237,12 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Those of the prefix cache hits whose KV a connector brought from elsewhere."""
     cache_evictions: int | None = None
     """Cached blocks given up for something else; None: not exported by this engine."""
+    external_cache_queries: int = 0
+    """Prompt tokens a connector was asked for: those not found here. 0 without a connector."""
+    drafts: int = 0
+    """Drafts verified, of one or more tokens each."""
+    accepted_at: list[int] = []
+    """Accepted draft tokens by their place in the draft."""
 
 
 class Viewport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

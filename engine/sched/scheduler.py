@@ -413,6 +413,7 @@ class Scheduler:
         """Use a KV connector from now on; no request has been added yet."""
         assert not self.requests
         self.connector = connector
+        self.stats.has_connector = True
         self.defers_block_free = True
 
     def set_priority(self, request: Request, priority: int) -> None:

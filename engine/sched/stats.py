@@ -45,11 +45,15 @@ class SchedulerStats:
         self.computed_tokens = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
+        self.external_cache_queries = 0
         self.external_cache_hits = 0
+        self.has_connector = False
         self.resumed_cache_queries = 0
         self.resumed_cache_hits = 0
         self.draft_tokens = 0
         self.accepted_tokens = 0
+        self.drafts = 0
+        self.accepted_at: list[int] = []
         self.wasted_tokens = 0
         self.first_tokens = 0
         self.steps = 0
@@ -89,6 +93,9 @@ class SchedulerStats:
         self.prefix_cache_queries += request.num_prompt_tokens
         self.prefix_cache_hits += num_hit_tokens
         self.external_cache_hits += request.num_external_tokens
+        if self.has_connector:
+            num_local_tokens = num_hit_tokens - request.num_external_tokens
+            self.external_cache_queries += request.num_prompt_tokens - num_local_tokens
         self.samples.queue_time.append(now - request.arrived)
         if request.block_hashes:
             kind = (request.num_prompt_tokens, request.sampling.max_tokens, request.priority)
@@ -129,9 +136,13 @@ class SchedulerStats:
         self.samples.num_output_tokens += num_tokens
 
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
-        """Drafts were verified."""
+        """A draft was verified."""
+        self.drafts += 1
         self.draft_tokens += num_drafts
         self.accepted_tokens += num_accepted
+        self.accepted_at += [0] * (num_accepted - len(self.accepted_at))
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
 
     def count_end(self, request: Request, now: float) -> None:
         """A request ended by itself."""
@@ -181,4 +192,5 @@ class SchedulerStats:
         """The totals, frozen; `cache_evictions` is counted by the pool."""
         names = (name for name in Counters.__struct_fields__ if name != "cache_evictions")
         values = {name: getattr(self, name) for name in names} | {"cache_evictions": cache_evictions}
+        values["accepted_at"] = list(self.accepted_at)
         return Counters(**{**values, "finished": {str(key): count for key, count in self.finished.items()}})

@@ -359,6 +359,7 @@ def test_prompt_is_at_least_cached_is_at_least_external() -> None:
     counters = engine.core.snapshot(Viewport()).counters
     # `short` hit 16 tokens of the store, `r` 16 here and 32 of the store; its second start counts apart
     assert (counters.prompt_tokens, counters.prefix_cache_hits, counters.external_cache_hits) == (66, 64, 48)
+    assert counters.external_cache_queries == 66 - 16
     assert counters.resumed_cache_hits > 0
 
 

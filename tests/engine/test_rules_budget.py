@@ -178,6 +178,10 @@ def test_drafts_are_verified_and_the_output_is_that_of_plain_decoding() -> None:
         assert taken.tokens["r"] == oracle(engine.plans[0].output.scheduled_new_reqs[0].token_ids, 33)
         assert engine.sched.stats.accepted_tokens > 0
         assert engine.sched.stats.draft_tokens > engine.sched.stats.accepted_tokens
+        counters = engine.sched.stats.counters()
+        assert sum(counters.accepted_at) == counters.accepted_tokens
+        assert counters.accepted_at[0] == counters.accepted_at[1] <= counters.drafts  # the third draft is always wrong
+        assert (len(counters.accepted_at), counters.external_cache_queries) == (2, 0)
 
 
 def test_drafts_beyond_the_threshold_or_budget_are_dropped() -> None:
