@@ -7,15 +7,18 @@ import difflib
 import random
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
 
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import Knobs, KnobValue, change_knobs, initial_knobs, knob_table
 from schedtop.engine.profiles import PROFILES, Profile
-from schedtop.engine.sim.simulate import Arrival, KnobsAt
+from schedtop.engine.sim.load import Load, Seconds, arrivals_of, has_end
+from schedtop.engine.sim.simulate import Arrival, KnobsAt, Simulation, Watch
 from schedtop.engine.sim.step_model import StepModel
 
 
@@ -25,49 +28,10 @@ class BadScenario(SchedtopError):
     code = "bad_scenario"
 
 
-class Uniform(msgspec.Struct, frozen=True, tag_field="draw", tag="uniform", forbid_unknown_fields=True):
-    """Whole numbers from `low` to `high`, each as likely."""
-
-    low: int
-    high: int
-
-
-class Lognormal(msgspec.Struct, frozen=True, tag_field="draw", tag="lognormal", forbid_unknown_fields=True):
-    """Long-tailed: `median`, with `sigma` of the logarithm, cut to 1 .. `most`."""
-
-    median: float
-    sigma: float
-    most: int
-
-
-Tokens = int | Uniform | Lognormal | list[int]
-"""A number of tokens: fixed, drawn (`{draw = "uniform", low = 1, high = 9}`), or one of a list."""
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests of one class: `count` at `at_s`, or a Poisson process of `rate_per_s` from `at_s` to `until_s`."""
-
-    name: str
-    prompt: Tokens
-    output: Tokens
-    at_s: float = 0.0
-    count: int = 0
-    rate_per_s: float = 0.0
-    until_s: float | None = None
-    every_s: float = 0.0
-    """Instead of a rate: one request each so many seconds."""
-    priority: int = 0
-    shared_prefix: int = 0
-    """Leading prompt tokens that all requests of the class have in common."""
-    abort_after_s: float | None = None
-    abort_share: float = 0.0
-    """Share of the requests whose client leaves `abort_after_s` after arrival."""
-
-
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Knobs turned at a time."""
 
-    at_s: float
+    at_s: Seconds
     set: dict[str, KnobValue]
 
 
@@ -103,8 +67,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     knobs: dict[str, KnobValue] = {}
     change: list[Change] = []
     seed: int = 0
-    horizon_s: float | None = None
+    horizon_s: Annotated[float, Meta(gt=0)] | None = None
     """Stop here; without it, when all requests have ended."""
+    batching: Literal["iteration", "request"] = "iteration"
+    """`request`: as servers did before iteration-level scheduling, the next batch of at most `max_num_seqs` requests
+    enters when the whole last one has ended. The scheduler is the same; the simulation hands the requests in so.
+    Padding of the shorter ones, which such servers computed as well, is not charged."""
+
+    def __post_init__(self) -> None:
+        for load in self.load:
+            if not has_end(load, self.horizon_s):
+                raise ValueError(f"load {load.name!r} has no end: give until_s, or the scenario a horizon_s")
 
     def config(self) -> EngineConfig:
         """The engine's sizes. Raises `BadScenario`."""
@@ -133,12 +106,29 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [KnobsAt(change.at_s, change.set) for change in sorted(self.change, key=lambda change: change.at_s)]
 
     def arrivals(self, seed: int | None = None) -> list[Arrival]:
-        """All requests to come, in order of time, ties in the order of the file."""
+        """All requests to come, in order of time, ties in the order of the file; of closed loops the first ones.
+
+        Raises `BadTrace`.
+        """
         rng = random.Random(self.seed if seed is None else seed)
         arrivals = [
-            arrival for index, load in enumerate(self.load) for arrival in _draw_load(load, index, rng, self.horizon_s)
+            arrival for index, load in enumerate(self.load) for arrival in arrivals_of(load, index, rng, self.horizon_s)
         ]
         return sorted(arrivals, key=lambda arrival: arrival.at_s)
+
+    def simulation(
+        self, overrides: dict[str, KnobValue] | None = None, seed: int | None = None, watch: Watch | None = None
+    ) -> Simulation:
+        """Everything set up; `run(self.horizon_s)` runs it. Raises as the parts do."""
+        return Simulation(
+            self.config(),
+            self.start_knobs(overrides),
+            self.step_time.model(),
+            self.arrivals(seed),
+            self.knob_changes(),
+            watch,
+            is_request_level=self.batching == "request",
+        )
 
 
 def load_scenario(source: str | Path) -> Scenario:
@@ -147,19 +137,26 @@ def load_scenario(source: str | Path) -> Scenario:
     if not path.suffix and not path.exists():
         return _shipped(str(source))
     try:
-        return parse_scenario(path.read_bytes(), str(path))
+        return _with_traces_beside(parse_scenario(path.read_bytes(), str(path)), path.parent)
     except OSError as error:
         raise BadScenario(f"{path}: {error.strerror}") from None
 
 
 def parse_scenario(text: bytes, name: str) -> Scenario:
-    """Decode a scenario; `name` is for the error message. Raises `BadScenario`."""
+    """Decode a scenario; `name` is for the error message. Raises `BadScenario`, or `KnobRefused` for a bad knob."""
     try:
         scenario = msgspec.toml.decode(text, type=Scenario)
     except (msgspec.DecodeError, ValueError) as error:
         raise BadScenario(f"{name}: {error}") from None
-    scenario.start_knobs()
+    knobs, table = scenario.start_knobs(), knob_table(scenario.config())
+    for change in scenario.change:
+        change_knobs(knobs, change.set, table)
     return scenario
+
+
+def _with_traces_beside(scenario: Scenario, folder: Path) -> Scenario:
+    loads = [replace(load, trace=str(folder / load.trace)) if load.trace else load for load in scenario.load]
+    return replace(scenario, load=loads)
 
 
 def shipped_scenarios() -> list[str]:
@@ -182,50 +179,3 @@ def _nearest(fields: dict[str, Any]) -> str:
         if field not in known and (close := difflib.get_close_matches(field, known, n=1)):
             return f"; did you mean {close[0]!r} instead of {field!r}?"
     return ""
-
-
-def _draw_load(load: Load, index: int, rng: random.Random, horizon_s: float | None) -> list[Arrival]:
-    return [_draw_one(load, index, number, at_s, rng) for number, at_s in enumerate(_times(load, rng, horizon_s))]
-
-
-def _times(load: Load, rng: random.Random, horizon_s: float | None) -> list[float]:
-    times = [load.at_s] * load.count
-    until = load.until_s if load.until_s is not None else horizon_s
-    if load.rate_per_s or load.every_s:
-        if until is None:
-            raise BadScenario(f"load {load.name!r} has no end: give until_s, or the scenario a horizon_s")
-        at = load.at_s if load.every_s else load.at_s + rng.expovariate(load.rate_per_s)
-        while at < until:
-            times.append(at)
-            at += load.every_s or rng.expovariate(load.rate_per_s)
-    return times
-
-
-def _draw_one(load: Load, index: int, number: int, at_s: float, rng: random.Random) -> Arrival:
-    num_prompt = max(1, draw_tokens(load.prompt, rng))
-    num_shared = min(load.shared_prefix, num_prompt)
-    shared = (index + 1) << 32  # stand-in tokens: equal exactly where prompts are to be equal
-    own = shared + number + 1
-    leaves = load.abort_after_s is not None and rng.random() < load.abort_share
-    return Arrival(
-        request_id=f"{load.name}{number}",
-        at_s=at_s,
-        token_ids=[shared] * num_shared + [own] * (num_prompt - num_shared),
-        max_tokens=max(1, draw_tokens(load.output, rng)),
-        priority=load.priority,
-        load=load.name,
-        abort_at_s=at_s + load.abort_after_s if leaves and load.abort_after_s is not None else None,
-    )
-
-
-def draw_tokens(tokens: Tokens, rng: random.Random) -> int:
-    """One number of tokens."""
-    match tokens:
-        case Uniform():
-            return rng.randint(tokens.low, tokens.high)
-        case Lognormal():
-            return min(tokens.most, max(1, round(tokens.median * rng.lognormvariate(0.0, tokens.sigma))))
-        case list():
-            return rng.choice(tokens)
-        case _:
-            return tokens
