@@ -92,6 +92,8 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     priority_at_least: int | None = None
     priority_at_most: int | None = None
     status: str | None = None
+    submitted_by: str | None = None
+    """A token's name, of requests that came through the gateway; else the name with which their client said hello."""
 
 
 class AbortRequests(_FromClient):

@@ -161,6 +161,8 @@ def matching(core: EngineCore, select: RequestFilter) -> list[str]:
     """Ids for which all conditions hold. Raises `BadCommand` for a status that doesn't exist."""
     if select.status is not None and select.status not in set(RequestStatus):
         raise BadCommand(f"status={select.status!r} is not one of {', '.join(RequestStatus)}")
+    if select.submitted_by is not None and not select.ids:
+        return []  # the server names them: nobody's
     return core.match(select.ids, select.id_prefix, select.priority_at_least, select.priority_at_most, select.status)
 
 

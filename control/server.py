@@ -32,12 +32,14 @@ from schedtop.control.messages import (
     GetInfo,
     GetSnapshot,
     GetStepModel,
+    RequestFilter,
     Subscribe,
     TokenOutput,
     Welcome,
 )
 from schedtop.control.open_files import ConnectionLimit, connection_limit
 from schedtop.control.operations import add_request, check_priority
+from schedtop.control.owners import Owners
 from schedtop.control.unix_socket import BACKLOG, ListeningSocket, open_socket
 from schedtop.control.watchers import Engine, Watchers
 from schedtop.engine.core import EngineCore
@@ -49,7 +51,7 @@ from schedtop.engine.outputs import EngineCoreOutputs, RequestOutput
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.0009
-"""Between looks at the outbox while steps run."""
+"""Between looks at the outbox while steps run, where tokens leave through it."""
 MAX_CONNECTIONS = 1024
 """Clients connected at a time, as far as the system allows so many open files."""
 FLUSH_S = 1.0
@@ -63,6 +65,7 @@ class ControlServer:
     """Serves one engine on one socket. `start` and `stop` are for any thread; everything else is the control thread's.
 
     `capabilities`: names of the commands this engine can carry out (all by default); others are refused.
+    `poll_s`: between looks at the outbox while steps run.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class ControlServer:
         knob_table: tuple[KnobSpec, ...],
         audit: AuditLog,
         capabilities: list[str] | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         self.ended = threading.Event()
         """Set when the server is down: after `stop`, or because the engine died."""
@@ -80,11 +84,11 @@ class ControlServer:
         self._knob_table = knob_table
         self._audit = audit
         self._capabilities = CAPABILITIES if capabilities is None else capabilities
+        self._poll_s = poll_s
         self._connections: set[Connection] = set()
         self._with_tokens: set[Connection] = set()
         """Those for which tokens wait: a poll costs nothing for the others."""
-        self._owners: dict[str, Connection] = {}
-        """Live request -> the connection that submitted it."""
+        self._owners = Owners()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_shutting_down = False
         self._is_stopping = False
@@ -177,7 +181,7 @@ class ControlServer:
             if self._engine.is_idle and not self._engine.outbox:
                 await self._park(now)
             else:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(self._poll_s)
 
     def _send_tokens(self) -> None:
         for connection in list(self._with_tokens):
@@ -218,7 +222,7 @@ class ControlServer:
             if (owner := self._owners.get(output.request_id)) is not None:
                 by_owner[owner].append(_token_output(output))
                 if output.finish_reason is not None:
-                    self._disown(output.request_id)
+                    self._owners.forget(output.request_id)
         for owner, tokens in by_owner.items():
             owner.add_tokens(outputs.step, tokens)
             self._with_tokens.add(owner)
@@ -264,7 +268,7 @@ class ControlServer:
             self._all_gone.set()
         request_ids = sorted(connection.request_ids)
         for request_id in request_ids:
-            self._disown(request_id)
+            self._owners.forget(request_id)
         if request_ids:
             self._engine.submit(lambda core: core.abort(request_ids, "its client disconnected"), _ignore)
 
@@ -275,7 +279,7 @@ class ControlServer:
             self._check_capable(command)
             match command:
                 case AddRequest():
-                    self._submit(connection, envelope.id, command)
+                    self._submit(connection, envelope, command)
                 case Subscribe():
                     self._watchers.subscribe(connection, envelope.id, command)
                 case GetSnapshot():
@@ -287,6 +291,7 @@ class ControlServer:
                     data = {"info": self._info, "knobs": self._knob_table, "capabilities": self._capabilities}
                     connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=data))
                 case _:
+                    self._spell_out(command)
                     self._start(connection, envelope)
         except SchedtopError as error:
             connection.refuse(envelope.id, error)
@@ -301,30 +306,33 @@ class ControlServer:
                 )
             raise NotAllowed(f"this engine can't carry out {name}; it can {', '.join(self._capabilities)}")
 
+    def _spell_out(self, command: AnyCommand) -> None:
+        select: RequestFilter | None = getattr(command, "select", None)
+        if select is None or select.submitted_by is None:
+            return
+        if AddRequest.__name__ not in self._capabilities:
+            raise NotAllowed("this engine's requests don't come through this socket: who submitted them isn't known")
+        command.select = self._owners.spelt_out(select)  # type: ignore[union-attr]
+
     # ---- requests -------------------------------------------------------------------------------------------
 
-    def _submit(self, connection: Connection, number: int, command: AddRequest) -> None:
+    def _submit(self, connection: Connection, envelope: Envelope, command: AddRequest) -> None:
         if self._is_shutting_down:
             raise ShuttingDown("the engine is shutting down and takes no new requests")
         check_priority(command.priority)
         self._engine.submit(
-            lambda core: add_request(core, command), partial(self._submitted, connection, number, command.request_id)
+            lambda core: add_request(core, command), partial(self._submitted, connection, envelope, command.request_id)
         )
 
-    def _submitted(self, connection: Connection, number: int, request_id: str, call: Call) -> None:
+    def _submitted(self, connection: Connection, envelope: Envelope, request_id: str, call: Call) -> None:
         if call.error is not None:
-            connection.refuse(number, call.error)
+            connection.refuse(envelope.id, call.error)
             return
         if connection not in self._connections:
             self._engine.submit(lambda core: core.abort([request_id], "its client disconnected"), _ignore)
             return
-        self._owners[request_id] = connection
-        connection.request_ids.add(request_id)
-        connection.reply(Ack(id=number, applied_at_step=_step_of(call), did=call.result.did))
-
-    def _disown(self, request_id: str) -> None:
-        if (owner := self._owners.pop(request_id, None)) is not None:
-            owner.request_ids.discard(request_id)
+        self._owners.add(request_id, connection, envelope.on_behalf_of or connection.session.client)
+        connection.reply(Ack(id=envelope.id, applied_at_step=_step_of(call), did=call.result.did))
 
     # ---- commands -------------------------------------------------------------------------------------------
 
@@ -336,7 +344,7 @@ class ControlServer:
     async def _carry_out(self, connection: Connection, envelope: Envelope) -> None:
         command = envelope.command
         try:
-            is_own = isinstance(command, AbortRequests) and _is_within(command, connection.request_ids)
+            is_own = not envelope.on_behalf_of and _is_within(command, connection.request_ids)
             actor = connection.actor(envelope.on_behalf_of)
             connection.reply(await self._commands.carry_out(envelope.id, command, actor, is_own))
         except SchedtopError as error:
@@ -361,6 +369,8 @@ class ControlServer:
     def _engine_died(self) -> None:
         failure = self._engine.failure
         reason = f"the engine died: {type(failure).__name__}: {failure}" if failure else "the engine ended"
+        if isinstance(failure, SchedtopError):
+            reason = str(failure)
         logger.error("%s", reason)
         for connection in list(self._connections):
             connection.close(reason)
@@ -430,7 +440,8 @@ def _ignore(call: Call) -> None:
     """Nobody waits for this one."""
 
 
-def _is_within(command: AbortRequests, request_ids: set[str]) -> bool:
+def _is_within(command: AnyCommand, request_ids: set[str]) -> bool:
     """Whether a client only withdraws requests of its own."""
-    select = command.select
-    return bool(select.ids) and request_ids.issuperset(select.ids)
+    return (
+        isinstance(command, AbortRequests) and bool(command.select.ids) and request_ids.issuperset(command.select.ids)
+    )

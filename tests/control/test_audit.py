@@ -181,6 +181,16 @@ async def test_a_client_that_withdraws_its_own_request_leaves_no_row_but_an_oper
     assert [(entry["action"], entry["client"]) for entry in rows] == [("AbortRequests", "operator"), ("Pause", "test")]
 
 
+async def test_an_operators_abort_through_the_gateway_that_submitted_has_its_row(serve, make_request):
+    engine = serve()
+    async with engine.client("gateway") as gateway:
+        await gateway.request(Pause(mode="keep"))
+        await gateway.request(make_request("r1"), on_behalf_of="alice")
+        await gateway.request(AbortRequests(select=RequestFilter(ids=["r1"])), on_behalf_of="operator")
+        newest, *_ = await audit(gateway)
+    assert (newest["action"], newest["on_behalf_of"], newest["after"]) == ("AbortRequests", "operator", ["r1"])
+
+
 async def test_a_gateways_refusals_can_be_noted(serve):
     engine = serve()
     async with engine.client("gateway") as client:

@@ -336,6 +336,31 @@ async def test_requests_are_chosen_by_all_conditions_given_and_none_by_an_empty_
             await changed(status="asleep")
 
 
+async def test_requests_are_chosen_by_the_token_or_client_that_submitted_them(serve, make_request):
+    engine = serve()
+    async with engine.client("gateway") as gateway, engine.client("loader") as loader:
+        await gateway.request(Pause(mode="keep"))
+        for name, token in (("a1", "alice"), ("b1", "bob"), ("a2", "alice")):
+            await gateway.request(make_request(name), on_behalf_of=token)
+        await loader.request(make_request("l1"))
+
+        async def held(**conditions):
+            ack = await do(loader, HoldRequests(select=RequestFilter(**conditions)))
+            await do(loader, ReleaseRequests(select=RequestFilter(id_prefix="")))
+            return sorted(ack.touched.changed)
+
+        assert await held(submitted_by="alice") == ["a1", "a2"]
+        assert await held(submitted_by="alice", ids=["a2", "b1"]) == ["a2"]
+        assert await held(submitted_by="loader") == ["l1"]
+        assert await held(submitted_by="mallory") == []
+        assert await held(submitted_by="mallory", id_prefix="") == []
+        await do(loader, AbortRequests(select=RequestFilter(submitted_by="alice")))
+        assert await held(submitted_by="alice") == []
+        engine.server._capabilities = ["HoldRequests"]
+        with pytest.raises(CommandRefused, match="who submitted them isn't known"):
+            await loader.request(HoldRequests(select=RequestFilter(submitted_by="alice")))
+
+
 async def test_max_tokens_of_a_live_request_can_be_changed_but_not_below_what_it_has(
     serve, brisk_runner, make_request, collect
 ):

@@ -77,6 +77,7 @@ def _selecting(command: Command) -> Command:
         click.option("--priority-at-least", type=int, metavar="N", help="Priority value N or larger (less urgent)."),
         click.option("--priority-at-most", type=int, metavar="N", help="Priority value N or smaller (more urgent)."),
         click.option("--status", help="waiting, deferred, running or preempted."),
+        click.option("--submitted-by", metavar="NAME", help="Of this token, or of the client of this name."),
         reason_option,
         connect_option,
         json_option,
@@ -90,7 +91,7 @@ def _act(make: Callable[[RequestFilter, str], AnyCommand], selection: dict[str, 
     connect, as_json, reason = selection.pop("connect"), selection.pop("as_json"), selection.pop("reason")
     select = RequestFilter(**{**selection, "ids": list(selection["ids"])})
     if select == RequestFilter():
-        raise click.UsageError("say which requests: ids, --id-prefix, --priority-at-least/-most or --status")
+        raise click.UsageError("say which requests: ids, --id-prefix, --priority-at-least/-most, --status or --submitted-by")
     ack = ask(connect, make(select, reason))
     assert isinstance(ack, Ack)
     say_ack(ack, as_json)
