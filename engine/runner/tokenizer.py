@@ -5,12 +5,15 @@ Must not import torch: the gateway process uses it. Incremental decoding and sto
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
@@ -26,6 +29,14 @@ LLAMA3_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+SPLITS = {
+    "llama-bpe": LLAMA3_SPLIT,
+    "llama3": LLAMA3_SPLIT,
+    "llama-v3": LLAMA3_SPLIT,
+    "qwen2": QWEN2_SPLIT,
+    "deepseek-r1-qwen": QWEN2_SPLIT,
+}
+"""Patterns that cut text before the merges, by GGUF's name of the pre-tokenizer."""
 
 
 class Tokenizer:
@@ -165,14 +176,14 @@ def _whole(text: str, special: bool) -> tokenizers.AddedToken:
 def _byte_level_bpe(file: GgufFile, tokens: list[str]) -> tokenizers.Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
     vocab = {token: index for index, token in enumerate(tokens)}
-    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=_split_name(file) == "llama-bpe"))
-    core.pre_tokenizer = _byte_level_split(_split_name(file), file)
+    name = str(file.get("tokenizer.ggml.pre", "gpt-2"))
+    is_llama3 = SPLITS.get(name) is LLAMA3_SPLIT
+    core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=is_llama3))
+    core.pre_tokenizer = _byte_level_split(name, file)
+    if SPLITS.get(name) is QWEN2_SPLIT:
+        core.normalizer = normalizers.NFC()
     core.decoder = decoders.ByteLevel()
     return core
-
-
-def _split_name(file: GgufFile) -> str:
-    return str(file.get("tokenizer.ggml.pre", "gpt-2"))
 
 
 def _byte_level_split(name: str, file: GgufFile) -> pre_tokenizers.PreTokenizer:
@@ -182,11 +193,10 @@ def _byte_level_split(name: str, file: GgufFile) -> pre_tokenizers.PreTokenizer:
         return byte_level
     if name == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    patterns = {"llama-bpe": LLAMA3_SPLIT, "llama3": LLAMA3_SPLIT, "qwen2": QWEN2_SPLIT}
-    if name not in patterns:
-        known = ", ".join(["gpt-2", "smollm", *patterns])
+    if name not in SPLITS:
+        known = ", ".join(["gpt-2", "default", "smollm", *SPLITS])
         raise ConfigError(f"{file.path}: tokenizer.ggml.pre={name} is not supported; known are {known}")
-    split = pre_tokenizers.Split(tokenizers.Regex(patterns[name]), behavior="isolated")
+    split = pre_tokenizers.Split(tokenizers.Regex(SPLITS[name]), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
@@ -273,11 +283,23 @@ def _template_of(path: Path, settings: dict[str, Any]) -> str | None:
 def _compile(template: str) -> Any:
     """Templates come with the model, hence from strangers: they run in a sandbox."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlocks]
     )
     environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     return environment.from_string(template)
+
+
+class _GenerationBlocks(Extension):
+    """`{% generation %}` marks the assistant's text for training; here it is just text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The block's body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def _raise(message: str) -> None:
