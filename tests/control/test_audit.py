@@ -1,5 +1,7 @@
 """The audit log: private, durable, complete."""
 
+import contextlib
+import random
 import signal
 import sqlite3
 import stat
@@ -103,28 +105,39 @@ def test_a_row_that_cannot_be_written_is_told_not_swallowed(log):
 
 _WRITER = """
 import sys
+from collections import deque
+from itertools import count
 from pathlib import Path
 from schedtop.control.audit import Actor, AuditLog, AuditRow
-log = AuditLog(Path(sys.argv[1]))
-number = 0
-while True:
-    number += 1
-    log.write(AuditRow(wall=0.0, boot_id="b", step=number, actor=Actor(uid=0, client="c"), action="A",
-                       outcome="done")).result()
-    print(number, flush=True)
+
+print("begins", flush=True)
+log, waiting = AuditLog(Path(sys.argv[1])), deque()
+for number in count(int(sys.argv[2])):
+    waiting.append(log.write(AuditRow(wall=1.0, boot_id="b", step=number, actor=Actor(uid=0, client="w"),
+                                      action="SetKnobs", outcome="done", detail="x" * (number % 500))))
+    if len(waiting) > 3:
+        print(waiting.popleft().result(), flush=True)
 """
 
 
-def test_every_acknowledged_row_survives_kill_9(folder):
-    path = folder / "audit.sqlite"
-    with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        acknowledged = [int(writer.stdout.readline()) for _ in range(50)]
-        writer.send_signal(signal.SIGKILL)
-        acknowledged += [int(line) for line in writer.stdout if line.endswith("\n")]
-    survived = [entry["step"] for entry in read_audit_file(path, 10_000)][::-1]
-    assert survived[: len(acknowledged)] == acknowledged
-    assert survived == list(range(1, len(survived) + 1))
+def test_killed_at_any_moment_the_log_is_whole_has_every_acknowledged_row_and_goes_on(folder):
+    path, moments, num_rows = folder / "audit.sqlite", random.Random(5), 0
+    for moment in [0, 0, *(moments.randrange(1, 120) for _ in range(12))]:  # 0: while it opens the log
+        command = [sys.executable, "-c", _WRITER, str(path), str(num_rows + 1)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            told = [writer.stdout.readline() for _ in range(moment + 1)]
+            for _ in range(moments.randrange(20_000)):  # somewhere between two rows
+                pass
+            writer.send_signal(signal.SIGKILL)
+            told += [line for line in writer.stdout if line.endswith("\n")]
+        if len(told) > 1 or num_rows:
+            survived = [entry["step"] for entry in read_audit_file(path, 100_000)]
+            assert len(survived) >= max(num_rows, int(told[-1]) if len(told) > 1 else 0)
+            assert survived[::-1] == list(range(1, len(survived) + 1))
+            num_rows = len(survived)
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert num_rows > 100
 
 
 async def test_operations_are_recorded_with_who_why_and_the_state_before(serve):

@@ -91,7 +91,9 @@ def _act(make: Callable[[RequestFilter, str], AnyCommand], selection: dict[str, 
     connect, as_json, reason = selection.pop("connect"), selection.pop("as_json"), selection.pop("reason")
     select = RequestFilter(**{**selection, "ids": list(selection["ids"])})
     if select == RequestFilter():
-        raise click.UsageError("say which requests: ids, --id-prefix, --priority-at-least/-most, --status or --submitted-by")
+        raise click.UsageError(
+            "say which requests: ids, --id-prefix, --priority-at-least/-most, --status or --submitted-by"
+        )
     ack = ask(connect, make(select, reason))
     assert isinstance(ack, Ack)
     say_ack(ack, as_json)
