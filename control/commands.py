@@ -253,7 +253,7 @@ class Commands:
         did = f"{'began' if is_new else 'renewed'} lease {lease.lease_id}, {lease.within_s:g} s"
         if is_new:
             await self._log(command, actor, self._step_now(), "done", did)
-        return Ack(id=number, applied_at_step=self._step_now(), did=did)
+        return Ack(id=number, applied_at_step=self._step_now(), did=did, data={"is_new": is_new})
 
     async def _end_lease(self, number: int, command: EndLease, actor: Actor) -> Ack:
         lease = self._leases.end(command.lease_id)

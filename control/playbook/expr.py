@@ -4,18 +4,18 @@ as code.
     itl_p99_ms > 80 for 5s and running >= 4
     ttft_p95_ms < 2s over 30s
 
-`over D` takes the signal over the last D; `for D` asks that the comparison has held for D without a break. A signal
-without data makes a comparison unknown, and unknown is neither true nor false.
+`over D` takes the signal over the last D; `for D` asks that the comparison has held for D without a break; both may
+stand, in this order. A signal without data makes a comparison unknown, and unknown is neither true nor false.
 """
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lark import Lark, Token, Transformer, UnexpectedInput, v_args
 from lark.exceptions import VisitError
 
-from schedtop.control.playbook.signals import KEPT_S, SIGNALS, SignalHistory
+from schedtop.control.playbook.signals import DEFAULT_WINDOW_S, KEPT_S, SIGNALS, SignalHistory, SignalSpec
 
 _GRAMMAR = r"""
 ?start: either
@@ -24,9 +24,9 @@ _GRAMMAR = r"""
 ?single: "not" single               -> negation
        | "(" either ")"
        | comparison
-comparison: NAME OP quantity span?
-span: FOR duration                  -> held
-    | OVER duration                 -> over
+comparison: NAME OP quantity over? held?
+over: OVER duration
+held: FOR duration
 quantity: NUMBER UNIT?
 duration: NUMBER UNIT
 FOR: "for"
@@ -117,7 +117,7 @@ class Condition:
     @property
     def longest_window_s(self) -> float:
         """Seconds of data the expression needs."""
-        return max((max(leaf.over_s or 0.0, leaf.held_s or 0.0) for leaf in comparisons(self.root)), default=0.0)
+        return max(leaf.over_s or DEFAULT_WINDOW_S for leaf in comparisons(self.root))
 
     def _test(self, node: Node, history: SignalHistory) -> Verdict:
         match node:
@@ -179,6 +179,17 @@ def comparisons(node: Node) -> list[Comparison]:
             return comparisons(node.part)
         case _:
             return [leaf for part in node.parts for leaf in comparisons(part)]
+
+
+def with_windows(node: Node, seconds: float) -> Node:
+    """The same expression, every signal without a window of its own taken over so many seconds."""
+    match node:
+        case Comparison():
+            return replace(node, over_s=node.over_s or seconds)
+        case Negation():
+            return Negation(with_windows(node.part, seconds))
+        case _:
+            return type(node)(tuple(with_windows(part, seconds) for part in node.parts))
 
 
 def _joined(verdicts: list[Verdict], decisive: bool) -> Verdict:
@@ -244,17 +255,32 @@ class _Builder(Transformer[Token, Any]):
         return "over_s", duration[0]
 
     def comparison(
-        self, name: Token, op: Token, quantity: tuple[Token, Token | None], span: tuple[str, float] | None = None
+        self, name: Token, op: Token, quantity: tuple[Token, Token | None], *spans: tuple[str, float]
     ) -> Comparison:
-        spec = SIGNALS.get(str(name))
-        if spec is None:
-            close = difflib.get_close_matches(str(name), SIGNALS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise BadExpression(f"there is no signal called {str(name)!r}{hint}", name.column or 1)
+        spec = signal_named(name)
         limit = _in_unit_of(spec.unit, *quantity)
-        over_s = span[1] if span and span[0] == "over_s" else None
-        held_s = span[1] if span and span[0] == "held_s" else None
-        return Comparison(str(name), str(op), limit, over_s, held_s)
+        _check_possible(spec, str(op), limit, quantity[0].column or 1)
+        windows = dict(spans)
+        return Comparison(str(name), str(op), limit, windows.get("over_s"), windows.get("held_s"))
+
+
+def signal_named(name: Token) -> SignalSpec:
+    """The signal of that name. Raises `BadExpression` with the nearest one."""
+    spec = SIGNALS.get(str(name))
+    if spec is None:
+        close = difflib.get_close_matches(str(name), SIGNALS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else "; docs/reference/signals.md lists them"
+        raise BadExpression(f"there is no signal called {str(name)!r}{hint}", name.column or 1)
+    return spec
+
+
+def _check_possible(spec: SignalSpec, op: str, limit: float, column: int) -> None:
+    """Raise `BadExpression` for a comparison that no value of the signal, or every one, makes true."""
+    if spec.unit == "share" and limit > 1:
+        raise BadExpression(f"{spec.name} is a share from 0 to 1, {limit:g} is impossible: write 0.9 or 90%", column)
+    if limit == 0 and op in ("<", ">="):
+        always = "never" if op == "<" else "always"
+        raise BadExpression(f"{spec.name} is never below 0, so `{op} 0` is {always} true: write > 0 or == 0", column)
 
 
 def _in_unit_of(signal_unit: str, number: Token, unit: Token | None) -> float:
@@ -265,7 +291,8 @@ def _in_unit_of(signal_unit: str, number: Token, unit: Token | None) -> float:
         return value / 100
     if unit in _SECONDS and signal_unit == "ms":
         return value * _SECONDS[unit] * 1e3
-    raise BadExpression(f"{number}{unit} doesn't fit a signal in {signal_unit}", column)
+    right = {"ms": "ms, s, m or h", "share": "%"}.get(signal_unit, "a number without a unit")
+    raise BadExpression(f"{number}{unit} doesn't fit a signal in {signal_unit}: give {right}", column)
 
 
 _PARSER = Lark(_GRAMMAR, parser="lalr", maybe_placeholders=False)

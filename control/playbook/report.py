@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from schedtop.engine.knobs import KnobValue
+from schedtop.engine.sim.outlook import Forecast
 
 
 class Result(StrEnum):
@@ -28,7 +29,18 @@ class Settings(StrEnum):
     CONFLICT = "conflict"
     """Not (all) rolled back: somebody else has turned one of the knobs since."""
     UNKNOWN = "unknown"
-    """The engine could not be asked."""
+    """The engine could not be asked; where it takes leases, it undoes them by itself."""
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """One value of a sweep and what was measured with it."""
+
+    value: KnobValue
+    keeps: bool | None
+    """Whether the condition held; None: no data."""
+    goal: float | None
+    """What is to be lowest or highest; None: no data."""
+    detail: str
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +52,9 @@ class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
     skipped: str = ""
     """Why it was passed over: its `when` wasn't true."""
+    did: str = ""
+    """What an operation reported."""
+    trials: list[Trial] = []
 
 
 class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +77,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepOutcome]
     checks: list[CheckOutcome]
     detail: str = ""
+    target: str = ""
+    began: bool = True
+    """False: its moment never came."""
 
 
 class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +90,8 @@ class PlannedStep(msgspec.Struct, frozen=True, kw_only=True):
     """`change`, `no change` or `unknown`; never a guess."""
     changes: dict[str, tuple[KnobValue, KnobValue]] = {}
     detail: str = ""
+    forecast: Forecast | None = None
+    """Of this change together with those before it."""
 
 
 def changes_in_words(changes: Mapping[str, tuple[object, object]]) -> str:

@@ -1,12 +1,14 @@
 """Signals: what a playbook can watch, by name, with unit and meaning; and their values over a window of time.
 
 Fed with snapshots and step records, from a live engine, a recording or a simulation; it asks nobody for anything.
-A window without enough samples has no value, and no value is never taken for a good one.
+A window without samples has no value, and no value is never taken for a good one.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from schedtop.engine.snapshot import Snapshot, StepRecord
 
@@ -34,12 +36,13 @@ class SignalSpec:
 
 
 class SignalHistory:
-    """Recent snapshots and steps, and every signal's value over the last so many seconds.
+    """Snapshots and steps of the last `kept_s` seconds, and every signal's value over a window of them.
 
     Times are the engine's `mono` seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept_s: float = KEPT_S) -> None:
+        self._kept_s = kept_s
         self._steps: deque[StepRecord] = deque()
         self._snapshots: deque[Snapshot] = deque()
         self.now = 0.0
@@ -49,14 +52,14 @@ class SignalHistory:
         for record in records:
             self._steps.append(record)
             self.now = max(self.now, record.mono)
-        while self._steps and self._steps[0].mono < self.now - KEPT_S:
+        while self._steps and self._steps[0].mono < self.now - self._kept_s:
             self._steps.popleft()
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """Take the engine's state at a moment; it also moves the time on an idle engine."""
         self._snapshots.append(snapshot)
         self.now = max(self.now, snapshot.mono)
-        while self._snapshots[0].mono < self.now - KEPT_S:
+        while self._snapshots[0].mono < self.now - self._kept_s:
             self._snapshots.popleft()
 
     def read(self, name: str, window_s: float | None = None) -> Reading | None:
@@ -66,16 +69,25 @@ class SignalHistory:
             return self._read_gauge(gauge, window_s)
         assert windowed is not None
         window_s = window_s or DEFAULT_WINDOW_S
-        records = [record for record in self._steps if record.mono > self.now - window_s]
-        return windowed(records, window_s)
+        return windowed(_since(self._steps, self.now - window_s), window_s)
 
     def _read_gauge(self, gauge: "Callable[[Snapshot], float]", window_s: float | None) -> Reading | None:
         if not self._snapshots:
             return None
         if window_s is None:
             return Reading(gauge(self._snapshots[-1]), 1)
-        values = [gauge(snapshot) for snapshot in self._snapshots if snapshot.mono > self.now - window_s]
+        values = [gauge(snapshot) for snapshot in _since(self._snapshots, self.now - window_s)]
         return Reading(sum(values) / len(values), len(values)) if values else None
+
+
+_Timed = TypeVar("_Timed", Snapshot, StepRecord)
+
+
+def _since(entries: deque[_Timed], moment: float) -> list[_Timed]:
+    """Those after a moment, oldest first: costs what it returns, not what is kept."""
+    found = list(itertools.takewhile(lambda entry: entry.mono > moment, reversed(entries)))
+    found.reverse()
+    return found
 
 
 Gauge = Callable[[Snapshot], float]

@@ -1,68 +1,95 @@
-"""What a `set` step asks for, worked out: plain values, `initial`, and `budget_for(80ms)` within its bounds."""
+"""What a `set` or `sweep` step asks for, worked out: plain values, `initial`, and formulas within their bounds."""
 
+import math
 from collections.abc import Mapping
 
-import msgspec
-
-from schedtop.control.playbook.schema import INITIAL, Bounds, Step, budget_step_s
-from schedtop.engine.errors import SchedtopError
+from schedtop.control.playbook.formula import INITIAL, Formula, Inputs, NoValue, parse_formula
+from schedtop.control.playbook.schema import Bounds, Step
+from schedtop.control.playbook.target import Target
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.sim.step_model import FittedModel
-from schedtop.engine.snapshot import Snapshot
 
 
-def needs_model(step: Step) -> bool:
-    """Whether a value has to be computed from the step-time model."""
-    return any(budget_step_s(value) is not None for value in (step.set or {}).values())
+def formula_of(value: KnobValue, spec: KnobSpec) -> Formula | None:
+    """The formula that a knob's value is written as; None for a plain value."""
+    is_formula = isinstance(value, str) and spec.kind in ("int", "float")
+    return parse_formula(value) if is_formula and isinstance(value, str) else None
 
 
-def is_known_beforehand(value: KnobValue) -> bool:
-    """Whether the value is in the file (or is what the knob was at the start)."""
-    return budget_step_s(value) is None
-
-
-def resolve(
-    step: Step,
-    initial: Mapping[str, KnobValue],
-    specs: Mapping[str, KnobSpec],
-    fitted: FittedModel | None,
-    snapshot: Snapshot,
+def known_values(
+    wanted: Mapping[str, KnobValue], within: Bounds, initial: Mapping[str, KnobValue], target: Target
 ) -> dict[str, KnobValue]:
-    """The knobs that a step sets. Raises `SchedtopError` when a value can't be worked out."""
-    resolved: dict[str, KnobValue] = {}
-    for name, value in (step.set or {}).items():
-        if value == INITIAL:
-            value = initial[name]
-        elif (step_s := budget_step_s(value)) is not None:
-            value = _budget(step_s, specs[name], fitted, snapshot)
-        resolved[name] = _clamped(value, step.within)
-    return resolved
+    """Those values that nothing can change any more before their step is done."""
+    known: dict[str, KnobValue] = {}
+    for name, value in wanted.items():
+        formula = formula_of(value, target.specs[name])
+        if formula is None or formula.is_known_beforehand:
+            known[name] = _resolve(name, value, within, initial, target, None)
+    return known
 
 
-def _budget(step_s: float, spec: KnobSpec, fitted: FittedModel | None, snapshot: Snapshot) -> int:
-    """Tokens of a step of at most `step_s`, today's decodes included, as far as this engine's range goes."""
-    if fitted is None:
-        raise SchedtopError("budget_for needs a step-time model, and too few steps were seen to have one")
-    num_decodes = snapshot.num_running
-    try:
-        wanted = num_decodes + fitted.model.budget_for(step_s, num_decodes)
-    except ValueError as error:
-        raise SchedtopError(str(error)) from None
-    low, high = spec.low or 1, spec.high if spec.high is not None else wanted
-    return int(min(max(wanted, low), high))
+async def resolve(
+    wanted: Mapping[str, KnobValue], within: Bounds, initial: Mapping[str, KnobValue], target: Target
+) -> dict[str, KnobValue]:
+    """All values as of now. Raises `NoValue` where one can't be worked out for lack of data."""
+    formulas = [formula_of(value, target.specs[name]) for name, value in wanted.items()]
+    needs_model = any(formula.needs_model for formula in formulas if formula is not None)
+    fitted = await target.step_model() if needs_model else None
+    return {name: _resolve(name, value, within, initial, target, fitted) for name, value in wanted.items()}
 
 
-def _clamped(value: KnobValue, bounds: Bounds) -> KnobValue:
-    if isinstance(value, bool | str):
+def all_sets(steps: list[Step]) -> list[tuple[dict[str, KnobValue], Bounds]]:
+    """Every change set that the steps may make: of a sweep, one per value."""
+    sets = [(step.set, step.within) for step in steps if step.set is not None]
+    return sets + [
+        ({step.sweep.knob: value}, Bounds()) for step in steps if step.sweep is not None for value in step.sweep.values
+    ]
+
+
+def _resolve(
+    name: str,
+    value: KnobValue,
+    within: Bounds,
+    initial: Mapping[str, KnobValue],
+    target: Target,
+    fitted: FittedModel | None,
+) -> KnobValue:
+    spec = target.specs[name]
+    if value == INITIAL:
+        return initial[name]
+    formula = formula_of(value, spec)
+    if formula is None:
         return value
-    if bounds.min is not None:
-        value = max(value, type(value)(bounds.min))
-    if bounds.max is not None:
-        value = min(value, type(value)(bounds.max))
-    return value
+    start = initial[name]
+    inputs = Inputs(
+        initial=float(start) if isinstance(start, int | float) else None,
+        ceiling=spec.high,
+        history=target.history,
+        budget_for=lambda step_s: _budget(step_s, fitted, target),
+    )
+    try:
+        number = formula.compute(inputs)
+    except NoValue as error:
+        raise NoValue(f"{name}: {formula.text} can't be worked out: {error}") from None
+    return _fitting(number, spec, within)
 
 
-def knob_values(snapshot: Snapshot) -> dict[str, KnobValue]:
-    """All knobs by name, as the wire writes them."""
-    values: dict[str, KnobValue] = msgspec.to_builtins(snapshot.knobs)
-    return values
+def _fitting(number: float, spec: KnobSpec, within: Bounds) -> KnobValue:
+    """A computed value as the knob takes it: inside the playbook's bounds and the knob's range, whole if need be."""
+    for low, high in ((within.min, within.max), (spec.low, spec.high)):
+        number = number if low is None else max(number, low)
+        number = number if high is None else min(number, high)
+    return math.floor(number) if spec.kind == "int" else number
+
+
+def _budget(step_s: float, fitted: FittedModel | None, target: Target) -> int:
+    """Tokens of a step of at most `step_s`, today's decodes and their context included."""
+    if fitted is None:
+        raise NoValue("too few steps were seen to have a step-time model")
+    snapshot = target.snapshot
+    num_decodes = snapshot.num_running
+    num_context = snapshot.pool.in_use * snapshot.pool.block_size  # what decoding attends to: all that is stored
+    try:
+        return num_decodes + fitted.model.budget_for(step_s, num_decodes, num_context)
+    except ValueError as error:
+        raise NoValue(str(error)) from None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from schedtop.cli.main import SECTIONS
-from schedtop.control.playbook.schema import parse_playbook
+from schedtop.control.playbook.reader import parse_playbook
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from schedtop.control.playbook.schema import BadPlaybook, load_playbook, parse_playbook
+from schedtop.control.playbook.reader import BadPlaybook, load_playbook, parse_playbook
 from schedtop.control.playbook.shipped import find_playbook, shipped_playbooks
 
 HEAD = "name: x\nsteps:\n  - wait: 1s\n"
@@ -35,7 +35,7 @@ def test_there_are_shipped_playbooks_and_they_are_found_by_name() -> None:
         ("name: x\nsteps:\n  - {wait: 1s, set: {policy: fcfs}}", ":3:5", "exactly one of"),
         ("name: x\nsteps:\n  - set: {max_num_seq: 3}", ":3:11", "did you mean 'max_num_seqs'?"),
         ("name: x\nsteps:\n  - pause: hard", ":3:12", "modes abort, wait and keep"),
-        ("name: x\nsteps:\n  - set: {max_num_batched_tokens: budget_for(soon)}", ":3:35", "write budget_for(80ms)"),
+        ("name: x\nsteps:\n  - set: {max_num_batched_tokens: budget_for(soon)}", ":3:46", "budget_for(80ms)"),
         (HEAD + "checks:\n  - {expect: running < 3, on_fail: panic}", ":5:36", "rollback, hold or ignore"),
         (HEAD + "checks:\n  - {expect: running < 3, min_samples: 0}", ":5:40", "below its minimum 1"),
         (HEAD + "checks:\n  - expect: itl_p9_ms < 3", ":5:13", "did you mean"),

@@ -10,7 +10,9 @@ from schedtop.control.messages import SetKnobs
 from schedtop.control.playbook.plan import plan
 from schedtop.control.playbook.report import Report, Result, Settings
 from schedtop.control.playbook.runner import PlaybookRun
-from schedtop.control.playbook.schema import Playbook, parse_playbook
+from schedtop.control.playbook.reader import parse_playbook
+from schedtop.control.playbook.schema import Playbook
+from schedtop.control.playbook.target import Target
 from schedtop.engine.snapshot import PauseState
 
 
@@ -20,7 +22,7 @@ def playbook(checks: str = "", steps: str = "  - set: {max_num_seqs: 4}\n  - wai
 
 
 async def run(engine: VirtualEngine, book: Playbook, **options: object) -> Report:
-    return await PlaybookRun(book, engine, **options).run()
+    return await PlaybookRun(book, Target(engine), **options).run()
 
 
 GOOD = "  - {expect: itl_p99_ms < 80 over 10s, min_samples: 20}\n"
@@ -93,7 +95,7 @@ async def test_a_failure_late_in_the_window_still_rolls_back(engine: VirtualEngi
 async def test_all_checks_finish_before_the_playbook_is_done(engine: VirtualEngine) -> None:
     engine.load(8)
     report = await run(engine, playbook(GOOD + "  - expect: preemptions_per_s == 0 over 30s\n" + BAD % "rollback"))
-    assert [check.result for check in report.checks] == [Result.PASS, Result.FAIL, Result.PASS]
+    assert [check.result for check in report.checks] == [Result.PASS, Result.PASS, Result.FAIL]
     assert engine.clock.now >= 5 + 30
 
 
@@ -101,8 +103,8 @@ async def test_a_conflict_with_another_operator_stops_and_overwrites_nothing(eng
     engine.load(8)
     engine.at(8, lambda: engine.request(SetKnobs(changes={"max_num_seqs": 9})))
     report = await run(engine, playbook(BAD % "rollback"))
-    assert (report.result, report.settings) == (Result.FAIL, Settings.CONFLICT)
-    assert "max_num_seqs" in report.detail
+    assert (report.result, report.settings) == (Result.ERROR, Settings.CONFLICT)
+    assert "max_num_seqs is 9, this playbook had set 4: somebody else has turned it" in report.detail
     assert engine.core.scheduler.knobs.max_num_seqs == 9
 
 
@@ -197,7 +199,7 @@ async def test_a_dry_run_tells_what_a_run_then_does_and_changes_nothing(engine: 
     engine.load(8)
     steps = "  - set: {max_num_seqs: 4, policy: fcfs}\n  - wait: 5s\n  - set: {max_num_seqs: 4}\n"
     book = playbook(GOOD, steps=steps)
-    planned = await plan(book, engine)
+    planned = await plan(book, Target(engine))
     assert [step.verdict for step in planned] == ["change", "no change", "no change", "unknown"]
     assert engine.core.generation == 0 and audit.newest(10).result() == []
     report = await run(engine, book)
@@ -210,7 +212,7 @@ async def test_a_dry_run_never_guesses_what_a_condition_or_a_model_decides(engin
         "  - {set: {max_num_seqs: 4}, when: waiting > 5}\n  - set: {max_num_seqs: 8}\n"
         "  - set: {max_num_batched_tokens: budget_for(80ms)}\n"
     )
-    assert [step.verdict for step in await plan(playbook(steps=steps), engine)] == ["unknown"] * 3
+    assert [step.verdict for step in await plan(playbook(steps=steps), Target(engine))] == ["unknown"] * 3
     assert engine.core.generation == 0
 
 
@@ -218,7 +220,7 @@ async def test_a_dry_run_of_a_value_that_would_be_refused_is_refused(engine: Vir
     from schedtop.control.client import CommandRefused
 
     with pytest.raises(CommandRefused, match="above its ceiling"):
-        await plan(playbook(steps="  - set: {max_num_seqs: 65}\n"), engine)
+        await plan(playbook(steps="  - set: {max_num_seqs: 65}\n"), Target(engine))
 
 
 async def test_a_step_whose_condition_is_not_true_is_passed_over_and_says_so(engine: VirtualEngine) -> None:
