@@ -13,9 +13,10 @@ from textual.app import App
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
 
-from schedtop.control.messages import Ack, DumpSteps, GetAudit, Subscribe
-from schedtop.engine.snapshot import StepRecord, Viewport
+from schedtop.control.messages import Ack, DumpSteps, EventBatch, GetAudit, Subscribe
+from schedtop.engine.snapshot import EventKind, StepRecord, Viewport
 from schedtop.tui import ending
+from schedtop.tui.alerts import folded
 from schedtop.tui.foresight import Forecaster, forecast_apart
 from schedtop.tui.keys import BY_ID
 from schedtop.tui.link import Link, Refusal
@@ -23,15 +24,30 @@ from schedtop.tui.screens.dialog import Dialog
 from schedtop.tui.screens.live import DetailDialog, FleetDialog
 from schedtop.tui.screens.main import MainScreen
 from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
-from schedtop.tui.state import Action, EngineView, LinkEvent, LinkUp, Outcome, Phase, Remembered, Scene, Ui, fold
+from schedtop.tui.state import (
+    Action,
+    Audited,
+    EngineView,
+    LinkEvent,
+    LinkUp,
+    Outcome,
+    Phase,
+    Received,
+    Remembered,
+    Scene,
+    Ui,
+)
 from schedtop.tui.text import TextReader
 from schedtop.tui.theme import DEFAULT, WITHOUT_COLOUR, Palette, shipped
+from schedtop.tui.views.audit import what, who
 from schedtop.tui.widgets.output import narrowed
 from schedtop.tui.widgets.panel import StyleOf
 
 INTERVAL_S = 0.25
 HISTORY_STEPS = 3000
 AUDIT_ROWS = 200
+"""Rows in the audit dialog."""
+AUDIT_ROWS_HELD = 20
 FLEET_VIEWPORT = Viewport(running_rows=1, waiting_rows=1)
 
 
@@ -133,7 +149,7 @@ class SchedtopApp(App[None]):
 
     def receive(self, event: LinkEvent) -> None:
         """Take news from a link."""
-        self.views[event.target] = fold(self.views[event.target], event, self.clock())
+        self.views[event.target] = folded(self.views[event.target], event, self.clock())
         if isinstance(event, LinkUp):
             self._sent.pop(event.target, None)
             if event.welcome.read_only and event.target == self.current:
@@ -142,6 +158,9 @@ class SchedtopApp(App[None]):
                 self._wanted[event.target] = FLEET_VIEWPORT
             self._subscribe(event.target)
             self.start(self._fetch_history(event.target))
+            self.start(self._fetch_audit(event.target, is_news=False))
+        elif isinstance(event, Received) and isinstance(event.message, EventBatch) and _is_audited(event.message):
+            self.start(self._fetch_audit(event.target, is_news=True))
         self.paint_soon()
 
     def paint_soon(self) -> None:
@@ -190,6 +209,23 @@ class SchedtopApp(App[None]):
         reply = await self._link_to(target).request(DumpSteps(count=HISTORY_STEPS))
         if isinstance(reply, Ack) and self.views[target].phase is Phase.LIVE:
             self.receive(Remembered(target, msgspec.convert(reply.data["steps"], list[StepRecord])))
+
+    async def _fetch_audit(self, target: str, is_news: bool) -> None:
+        """Keep the newest audit rows at hand; say so when somebody else changed a knob, or a change undid itself."""
+        if not self.views[target].can("GetAudit"):
+            return
+        reply = await self._link_to(target).request(GetAudit(limit=AUDIT_ROWS_HELD))
+        if not isinstance(reply, Ack):
+            return
+        rows = reply.data.get("rows", [])
+        known = {row.get("id") for row in self.views[target].audit}
+        self.receive(Audited(target, rows))
+        if is_news and rows and rows[0].get("id") not in known and target == self.current:
+            self._tell_news(rows[0])
+
+    def _tell_news(self, row: Mapping[str, Any]) -> None:
+        if row.get("change_id") not in self._main.operator.own_changes:
+            self._main.report(Action("", Outcome.NEWS, f"{what(row)} @ step {row.get('step')}, by {who(row)}"))
 
     def start(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run `work` beside the screen."""
@@ -327,6 +363,12 @@ class SchedtopApp(App[None]):
         except OSError as fault:
             return f"not saved: {fault}"
         return f"saved {path}"
+
+
+def _is_audited(batch: EventBatch) -> bool:
+    """Whether something in there has a row in the audit log that the screen shows."""
+    kinds = (EventKind.KNOBS_CHANGED, EventKind.PAUSED, EventKind.UNPAUSED, EventKind.PRIORITY_CHANGED)
+    return any(event.kind in kinds for event in batch.events)
 
 
 def _textual_theme(palette: Palette) -> Theme:

@@ -18,9 +18,9 @@ cell_len = lru_cache(maxsize=16_384)(uncached_cell_len)
 """Cells that a text takes; the same few texts are measured all the time."""
 
 _ASCII_GROUPS = {
-    "-": "─—–−┄", "|": "│┃▏▎▍", "+": "╭╮╰╯├┤┬┴┼±✓", "=": "━≥", "<": "◀←≤", ">": "▶→›", "#": "█▇▆▊▉■▓", "%": "▅▄▒",
-    ":": "▌▋░", ".": "▃▂▁·", "~": "…", "*": "•●◆", "o": "○◇◌□▪▫", "^": "▲↑", "v": "▼↓", "x": "×✗", "/": "÷",
-    "!": "⚠", "@": "⟳", "P": "⏸",
+    "-": "─—–−┄", "|": "│┃▏▎▍", "+": "╭╮╰╯├┤┬┴┼±✓", "=": "━≥", "<": "◀←≤", ">": "▶→›", "#": "█▇▆▊▉■", "%": "▅▄▒▓",
+    ":": "▌▋░", ".": "▃▂▁·", "~": "…", "*": "•●◆", "o": "○◌□▪▫", "^": "▲↑", "v": "▼↓", "x": "×✗", "/": "÷",
+    "!": "⚠", "@": "⟳", "P": "⏸", "&": "◇", ",": "╻",
 }  # fmt: skip
 ASCII = str.maketrans({char: plain for plain, chars in _ASCII_GROUPS.items() for char in chars})
 """One cell for one cell, for terminals without these glyphs."""

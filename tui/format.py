@@ -6,6 +6,10 @@ from schedtop.tui.cells import Line, Span
 
 UNKNOWN = "–"
 LEVELS = " ▁▂▃▄▅▆▇█"
+FILL = {"prefill": "█", "decode": "┃", "draft": "▒", "unused": "·"}
+"""What the parts of a budget are drawn with: told apart without colour."""
+_RISING = {"decode": " ╻┃", "draft": " ░▒"}
+"""A part's own glyphs for a cell that it fills in part; eighths of a block where there are none."""
 _PARTS = " ▏▎▍▌▋▊▉"
 
 
@@ -114,14 +118,18 @@ def spark(values: Sequence[float | None], role: str, top: float | None = None) -
     return ((text, role),)
 
 
-def _level(share: float) -> str:
-    return LEVELS[0] if share <= 0 else LEVELS[min(8, max(1, round(share * 8)))]
+def _level(share: float, levels: str = LEVELS) -> str:
+    most = len(levels) - 1
+    return levels[0] if share <= 0 else levels[min(most, max(1, round(share * most)))]
 
 
 def stacked(columns: Sequence[Sequence[float]], roles: Sequence[str], height: int, top: float) -> list[list[Span]]:
     """Stacked columns as `height` rows, first row on top: `columns[x][i]` is drawn in `roles[i]`, from the ground up.
 
-    A cell where two layers meet takes the lower one's glyph; the topmost layer ends in eighths.
+    A cell where layers meet is the one's that has most of it; each has glyphs of its own.
+
+    >>> stacked([[4, 4], [1, 0]], ["decode", "prefill"], 2, 8)
+    [[('█', 'prefill'), (' ', 'text')], [('┃╻', 'decode')]]
     """
     rows: list[list[Span]] = []
     for row in range(height - 1, -1, -1):
@@ -137,13 +145,12 @@ def stacked(columns: Sequence[Sequence[float]], roles: Sequence[str], height: in
 
 
 def _stacked_cell(column: Sequence[float], roles: Sequence[str], floor: float, cell: float) -> Span:
-    reach = 0.0
-    for amount, role in zip(column, roles, strict=True):
-        reach += amount
-        if reach > floor + cell * 0.5:
-            full = sum(column) >= floor + cell
-            return ("█" if full else _level((sum(column) - floor) / cell)), role
-    rest = (sum(column) - floor) / cell
-    if rest <= 0.06:
+    share = min(1.0, (sum(column) - floor) / cell)
+    if share <= 0.06:
         return " ", "text"
-    return _level(rest), roles[max(i for i, amount in enumerate(column) if amount > 0)]
+    reach, shares = 0.0, []
+    for amount in column:
+        low, reach = reach, reach + amount
+        shares.append(min(reach, floor + cell) - max(low, floor))
+    role = roles[max(range(len(shares)), key=shares.__getitem__)]
+    return (FILL[role] if share >= 1 else _level(share, _RISING.get(role, LEVELS))), role

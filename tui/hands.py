@@ -42,12 +42,15 @@ class Operator:
     def __init__(self, link: Callable[[], Link], report: Callable[[Action], None]) -> None:
         self._link = link
         self._report = report
+        self.own_changes: set[int] = set()
+        """Numbers of the knob changes made from here."""
 
     async def send(self, what: str, commands: Sequence[AnyCommand]) -> list[Reply | Refusal]:
         """Send `commands` in order and report the outcome as one action."""
         self._report(Action(what, Outcome.PENDING))
         replies = [await self._link().request(command) for command in commands]
         refusals = [reply for reply in replies if isinstance(reply, Refusal)]
+        self.own_changes |= {reply.change_id for reply in replies if isinstance(reply, KnobsAck)}
         outcome = Outcome.REFUSED if refusals else Outcome.DONE
         answer = refusals[0].message if refusals else "; ".join(dict.fromkeys(map(worded, replies)))
         is_receipt = isinstance(replies[-1], KnobsAck) or (refusals and isinstance(commands[0], SetKnobs))

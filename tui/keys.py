@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from schedtop.tui.cells import Line, Span
+from schedtop.tui.panels import PANELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Key:
 
 
 SCREEN, MOVE, ACT, KNOBS, VIEW = "The screen", "Moving and choosing", "Acting on requests", "Knobs and engine", "View"
+
+_PANEL_KEYS = tuple(
+    Key(f"panel_{spec.key}", spec.key, f"panel('{name}')", spec.label, spec.help, VIEW, footer=spec.footer)
+    for name, spec in PANELS.items()
+    if spec.key
+)
 
 KEYS: tuple[Key, ...] = (
     Key("help", "question_mark,f1", "help", "help", "this help", SCREEN, footer=1),
@@ -62,6 +69,10 @@ KEYS: tuple[Key, ...] = (
         command="SetKnobs"),
     Key("knob_down", "minus", "turn(-1)", "less", "stage a smaller value for the selected knob", KNOBS, writes=True,
         command="SetKnobs"),
+    Key("slide_right", "right", "slide(1)", "slide up", "move the selected knob's slider to the right", KNOBS,
+        writes=True, command="SetKnobs"),
+    Key("slide_left", "left", "slide(-1)", "slide down", "move the selected knob's slider to the left", KNOBS,
+        writes=True, command="SetKnobs"),
     Key("confirmed", "c", "apply_confirmed", "for 60 s",
         "apply the staged values for 60 s: undone by themselves unless kept", KNOBS, writes=True, command="SetKnobs"),
     Key("keep", "K", "keep", "keep", "keep a change that would be undone by itself", KNOBS, writes=True,
@@ -80,14 +91,7 @@ KEYS: tuple[Key, ...] = (
         writes=True, command="SelfCheck"),
     Key("pause", "P", "pause_engine", "pause engine", "pause or resume the engine; asks first", KNOBS, writes=True,
         command="Pause"),
-    Key("panel_1", "1", "panel('budget')", "budget", "token budget over time", VIEW),
-    Key("panel_2", "2", "panel('kv')", "KV", "KV pool and block map", VIEW),
-    Key("panel_3", "3", "panel('requests')", "requests", "request table", VIEW),
-    Key("panel_4", "4", "panel('latency')", "latency", "latency percentiles", VIEW),
-    Key("panel_5", "5", "panel('knobs')", "knobs", "the knobs (then: + -, a number, Enter)", VIEW, footer=4),
-    Key("panel_6", "6", "panel('decisions')", "log", "decision log: who was preempted for whom", VIEW),
-    Key("panel_7", "7", "panel('advisor')", "advisor", "findings and what to turn", VIEW),
-    Key("panel_8", "8", "panel('timeline')", "time axis", "preemptions and knob changes on one time axis", VIEW),
+    *_PANEL_KEYS,
     Key("next_panel", "tab", "cycle(1)", "next panel", "focus the next panel", VIEW),
     Key("previous_panel", "shift+tab", "cycle(-1)", "previous panel", "focus the previous panel", VIEW),
     Key("maximise", "z", "maximise", "maximise", "give the focused panel the whole screen, and back", VIEW),
@@ -155,20 +159,40 @@ def keys_of(key: Key, keymap: Mapping[str, str]) -> list[str]:
     return [name for name in keymap.get(key.id, key.keys).split(",") if name]
 
 
+def in_footer(width: int, keymap: Mapping[str, str], is_replay: bool = False) -> list[tuple[Key, str]]:
+    """The most useful keys that fit into one line, with their names."""
+    shown: list[tuple[Key, str]] = []
+    used = 0
+    for key in sorted((key for key in table(is_replay) if key.footer), key=lambda key: key.footer):
+        name = key_name(keys_of(key, keymap)[0])
+        if used + (size := _footer_size(key, name)) <= width:
+            used += size
+            shown.append((key, name))
+    return shown
+
+
+def _footer_size(key: Key, name: str) -> int:
+    return len(name) + len(key.label) + 3
+
+
 def footer(width: int, keymap: Mapping[str, str], dead: Iterable[str] = (), is_replay: bool = False) -> Line:
     """The most useful keys in one line; those that can't act now are greyed."""
     spans: list[Span] = []
     greyed = set(dead)
-    used = 0
-    for key in sorted((key for key in table(is_replay) if key.footer), key=lambda key: key.footer):
-        name = key_name(keys_of(key, keymap)[0])
-        size = len(name) + len(key.label) + 3
-        if used + size > width:
-            continue
-        used += size
-        role = "greyed" if key.id in greyed else "key"
-        spans += [(name, role), (f" {key.label}  ", "greyed" if key.id in greyed else "dim")]
+    for key, name in in_footer(width, keymap, is_replay):
+        spans.append((name, "greyed" if key.id in greyed else "key"))
+        spans.append((f" {key.label}  ", "greyed" if key.id in greyed else "dim"))
     return tuple(spans)
+
+
+def footer_key_at(x: int, width: int, keymap: Mapping[str, str], is_replay: bool = False) -> Key | None:
+    """The key of the footer that lies under column `x`."""
+    edge = 0
+    for key, name in in_footer(width, keymap, is_replay):
+        edge += _footer_size(key, name)
+        if x < edge:
+            return key
+    return None
 
 
 def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = (), is_replay: bool = False) -> list[Line]:

@@ -8,7 +8,7 @@ from schedtop.tui.views.frame import Frame
 MIN_WIDTH, MIN_HEIGHT = 40, 10
 STRIPS_TOP = ("identity", "alerts")
 STRIPS_BOTTOM = ("action", "keys")
-COMPACT_STRIPS = ("budget_line", "sequences_line", "kv_line", "latency_line")
+COMPACT_STRIPS = ("budget_line", "sequences_line", "next_line", "preempted_line", "kv_line", "latency_line")
 
 
 class Size(StrEnum):
@@ -55,7 +55,10 @@ def plan(width: int, height: int, focus: str = "requests", is_maximised: bool = 
         return places | {focus: Place(0, top, width, room, frame)}
     if size is Size.COMPACT:
         return places | _compact(width, top, room, focus)
-    return places | (_medium(width, top, room) if size is Size.MEDIUM else _large(width, top, room))
+    panels = _medium(width, top, room) if size is Size.MEDIUM else _large(width, top, room)
+    if focus not in panels:  # it has no place of its own here: it takes the main one while it has the focus
+        panels[focus] = panels.pop("requests")
+    return places | panels
 
 
 def _strips(width: int, height: int) -> Plan:
@@ -86,6 +89,16 @@ def _stack(x: int, y: int, width: int, heights: dict[str, int]) -> Plan:
     return places
 
 
+def _strips_above(width: int, top: int) -> Plan:
+    """Who runs and waits; below, who is next and who was preempted last."""
+    half = width * 11 // 20
+    return {
+        "sequences_line": Place(0, top, width, 1),
+        "next_line": Place(0, top + 1, half, 1),
+        "preempted_line": Place(half, top + 1, width - half, 1),
+    }
+
+
 def _medium(width: int, top: int, room: int) -> Plan:
     """Row A budget and KV map, row B requests beside latency and knobs, row C decisions and advisor."""
     right = max(52, width * 2 // 5)
@@ -93,27 +106,28 @@ def _medium(width: int, top: int, room: int) -> Plan:
     upper = max(9, room // 4)
     lower = max(7, room // 5)
     middle = room - upper - lower
-    strip = {"sequences_line": Place(0, top, width, 1)}
-    top, middle = top + 1, middle - 1
+    strips = _strips_above(width, top)
+    top, middle = top + 2, middle - 2
     return (
-        strip
+        strips
         | _stack(0, top, left, {"budget": upper, "requests": middle, "decisions": lower})
-        | _stack(left, top, right, {"kv": upper, "latency": 8, "knobs": room - 1 - upper - 8 - 6, "advisor": 6})
+        | _stack(left, top, right, {"kv": upper, "latency": 8, "knobs": room - 2 - upper - 8 - 6, "advisor": 6})
     )
 
 
 def _large(width: int, top: int, room: int) -> Plan:
-    """Three columns: budget, requests, decisions; KV, time axis, lifeline; latency, knobs, advisor."""
+    """Three columns: budget, requests, decisions; KV, time axis, lifeline; latency, knobs, audit, advisor."""
     left, right = width * 43 // 100, width * 27 // 100
     centre = width - left - right
-    strip = {"sequences_line": Place(0, top, width, 1)}
-    top, room = top + 1, room - 1
+    strips = _strips_above(width, top)
+    top, room = top + 2, room - 2
     budget, decisions, kv, lifeline = 13, max(9, room // 5), 13, max(12, room // 4)
-    knobs = min(26, room - 8 - 9)
+    audit, advisor = 9, max(9, room // 5)
     return (
-        strip
+        strips
         | _stack(0, top, left, {
             "budget": budget, "requests": room - budget - decisions, "decisions": decisions})
         | _stack(left, top, centre, {"kv": kv, "timeline": room - kv - lifeline, "lifeline": lifeline})
-        | _stack(left + centre, top, right, {"latency": 8, "knobs": knobs, "advisor": room - 8 - knobs})
+        | _stack(left + centre, top, right, {
+            "latency": 8, "knobs": room - 8 - audit - advisor, "audit": audit, "advisor": advisor})
     )  # fmt: skip

@@ -18,12 +18,12 @@ from schedtop.tui.alerts import find_alerts
 from schedtop.tui.cells import ASCII, Line, plain
 from schedtop.tui.drawing import draw
 from schedtop.tui.format import value_text
-from schedtop.tui.layout import Place
+from schedtop.tui.layout import COMPACT_STRIPS, Place
 from schedtop.tui.state import EngineView, LinkUp, Received, Scene, Ui, fold
 from schedtop.tui.views.frame import Frame
 
 SCHEMA = 1
-_STRIPS = ("budget_line", "sequences_line", "kv_line", "latency_line")
+_STRIPS = COMPACT_STRIPS
 _ROWS = 40
 
 

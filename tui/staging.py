@@ -1,5 +1,6 @@
 """Values staged for knobs before they are applied: how + and - step, how typed text is read. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -78,6 +79,71 @@ def range_text(spec: KnobSpec) -> str:
     low = "" if spec.low is None else value_text(float(spec.low))
     high = "no limit" if spec.high is None else value_text(int(spec.high) if spec.high == int(spec.high) else spec.high)
     return f"{low} to {high} {spec.unit}".strip()
+
+
+_LOG_FROM = 100.0
+"""Ranges wider than this (high to low) are laid out by ratio, not by difference."""
+
+
+def can_slide(spec: KnobSpec) -> bool:
+    """Whether a knob is a number with two ends."""
+    return spec.kind in ("int", "float") and spec.low is not None and spec.high is not None and spec.high > spec.low
+
+
+def share_of(spec: KnobSpec, value: float) -> float:
+    """Where `value` lies on the slider, 0 to 1.
+
+    >>> spec = KnobSpec(name="n", unit="", kind="int", summary="", low=1, high=8192, default=1)
+    >>> share_of(spec, 1), round(share_of(spec, 127), 2), share_of(spec, 8192), share_of(spec, 99999)
+    (0.0, 0.5, 1.0, 1.0)
+    """
+    low, high = _ends(spec)
+    return min(1.0, max(0.0, (_laid_out(spec, value) - low) / (high - low)))
+
+
+def value_at(spec: KnobSpec, share: float) -> KnobValue:
+    """The value at a place of the slider; the inverse of `share_of`.
+
+    >>> spec = KnobSpec(name="n", unit="", kind="int", summary="", low=1, high=8192, default=1)
+    >>> value_at(spec, 0.0), value_at(spec, 0.5), value_at(spec, 1.0), value_at(spec, 2.0)
+    (1, 127, 8192, 8192)
+    """
+    low, high = _ends(spec)
+    place = low + (high - low) * min(1.0, max(0.0, share))
+    value = math.expm1(place) if _is_wide(spec) else place
+    return round(value, 2) if spec.kind == "float" else round(value)
+
+
+def _is_wide(spec: KnobSpec) -> bool:
+    return float(spec.high or 0) / max(1.0, float(spec.low or 0)) >= _LOG_FROM
+
+
+def _laid_out(spec: KnobSpec, value: float) -> float:
+    return math.log1p(max(0.0, value)) if _is_wide(spec) else value
+
+
+def _ends(spec: KnobSpec) -> tuple[float, float]:
+    return _laid_out(spec, float(spec.low or 0)), _laid_out(spec, float(spec.high or 0))
+
+
+def slid(ui: Ui, specs: Sequence[KnobSpec], live: Knobs, direction: int) -> Ui:
+    """`ui` with the selected knob moved a twentieth of its slider, at least one step."""
+    spec = current(ui, specs)
+    if spec is None or not can_slide(spec):
+        return turned(ui, specs, live, direction)
+    now = float(ui.staged.get(spec.name, getattr(live, spec.name)))
+    new = value_at(spec, share_of(spec, now) + direction / _SLIDER_STEPS)
+    if (float(new) - now) * direction <= 0:
+        new = stepped(spec, spec_value(spec, now), direction)
+    return staged(ui, spec, new, live)
+
+
+_SLIDER_STEPS = 20
+
+
+def spec_value(spec: KnobSpec, value: float) -> KnobValue:
+    """A number as the knob's own kind."""
+    return value if spec.kind == "float" else int(value)
 
 
 def current(ui: Ui, specs: Sequence[KnobSpec]) -> KnobSpec | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby, takewhile
+from typing import Any
 
 from schedtop.control.messages import EventBatch, FromServer, SnapshotUpdate, Welcome
 from schedtop.engine.knobs import KnobSpec, KnobValue
@@ -60,7 +61,15 @@ class Remembered:
     steps: Sequence[StepRecord]
 
 
-LinkEvent = LinkUp | LinkDown | Received | Remembered
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """The newest rows of the engine's audit log, newest first."""
+
+    target: str
+    rows: Sequence[Mapping[str, Any]]
+
+
+LinkEvent = LinkUp | LinkDown | Received | Remembered | Audited
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,8 @@ class Sample:
     cache_queries: int = 0
     cache_hits: int = 0
     """Prompt tokens looked up in the prefix cache, and those found."""
+    alerts: tuple[str, ...] = ()
+    """Names of the alerts that stood at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ class EngineView:
     received_at: float = 0.0
     samples: tuple[Sample, ...] = ()
     events: tuple[EngineCoreEvent, ...] = ()
+    audit: tuple[Mapping[str, Any], ...] = ()
+    """Rows of the audit log, newest first."""
     num_missed_events: int = 0
     restarted_at: float | None = None
     """When another boot id was seen under the same address."""
@@ -147,6 +160,8 @@ def fold(view: EngineView, event: LinkEvent, now: float) -> EngineView:
             return replace(view, phase=Phase.LOST, reason=reason, changed_at=changed_at)
         case Remembered(steps=steps):
             return _remembered(view, steps)
+        case Audited(rows=rows):
+            return replace(view, audit=tuple(rows))
         case Received(message=SnapshotUpdate() as update):
             return _updated(view, update, now)
         case Received(message=EventBatch() as batch):
@@ -160,7 +175,7 @@ def _greeted(view: EngineView, welcome: Welcome, now: float) -> EngineView:
     fresh = replace(view, phase=Phase.LIVE, reason="", changed_at=now, welcome=welcome, received_at=now, samples=())
     if view.welcome is None or view.welcome.info.boot_id == welcome.info.boot_id:
         return fresh
-    return replace(fresh, update=None, events=(), num_missed_events=0, restarted_at=now)
+    return replace(fresh, update=None, events=(), audit=(), num_missed_events=0, restarted_at=now)
 
 
 def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView:
@@ -240,6 +255,8 @@ class Outcome(StrEnum):
     PENDING = "pending"
     DONE = "done"
     REFUSED = "refused"
+    NEWS = "news"
+    """Not done from here: somebody else's change, or one that undid itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ import msgspec
 from schedtop.control.messages import EventBatch, Goodbye, SnapshotUpdate, Welcome
 from schedtop.control.recorder import BadRecording, Recorded, Recording
 from schedtop.engine.snapshot import EngineCoreEvent, RequestDetail, RequestRow, Snapshot, Viewport
-from schedtop.tui.state import EngineView, LinkDown, LinkEvent, LinkUp, Received, fold
+from schedtop.tui.alerts import folded
+from schedtop.tui.state import EngineView, LinkDown, LinkEvent, LinkUp, Received
 
 FRAMES_BEFORE = 400
 """Frames folded to show one out of order: so far back do plots and the decision log reach."""
@@ -73,7 +74,7 @@ class Tape:
     def advanced(self, view: EngineView, place: int) -> EngineView:
         """`view`, which shows the frame before, with frame `place` folded in."""
         for entry in self.entries(place):
-            view = fold(view, self._event(entry), entry.wall)
+            view = folded(view, self._event(entry), entry.wall)
         self._views.pop(place, None)
         self._views[place] = view
         if len(self._views) > _VIEWS_HELD:
@@ -96,7 +97,7 @@ class Tape:
         first = max(0, place - FRAMES_BEFORE)
         view = EngineView(self.target)
         if (welcome := self._welcome_before(first)) is not None:
-            view = fold(view, self._event(welcome), welcome.wall)
+            view = folded(view, self._event(welcome), welcome.wall)
         for number in range(first, place + 1):
             view = self.advanced(view, number)
         return view

@@ -11,7 +11,7 @@ from schedtop.tui.alerts import find_alerts
 from schedtop.tui.cells import plain
 from schedtop.tui.state import EngineView, LinkUp, Received, Scene, fold
 from schedtop.tui.views.decisions import decisions
-from schedtop.tui.views.overview import kv_line, sequences_line
+from schedtop.tui.views.overview import kv_line, preempted_line, sequences_line
 from schedtop.tui.views.requests import requests
 
 
@@ -68,7 +68,9 @@ def test_thrash_is_shown_with_preemptions_and_tokens_thrown_away(new_link, send)
     scene = watch.look(500)
     assert scene.view.snapshot.counters.preemptions > 10
     assert "THRASH" in alerts_of(scene)
-    assert "preempt " in plain(kv_line(scene, scene.view.snapshot, 110))
+    line = plain(preempted_line(scene, scene.view.snapshot, 80))
+    assert "tokens lost" in line
+    assert line.rstrip().endswith("/s")
     assert "preemption storm" in findings_of(scene)
 
 
@@ -127,8 +129,8 @@ def test_running_and_waiting_are_the_schedulers_own_numbers(new_link, send) -> N
         send(link, f"r{i}", 16, 50)
     scene = Watch(link).look(2)
     words = plain(sequences_line(scene, scene.view.snapshot, 120))
-    assert words.startswith("run   1/1 ")
-    assert "wait    9 (9 sequence cap)" in words
+    assert words.startswith("running    1/1 ")
+    assert "waiting 9    (9 sequence cap)" in words
 
 
 def test_reasons_for_waiting_add_up_and_are_told_apart(new_link, send) -> None:

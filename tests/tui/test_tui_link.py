@@ -143,7 +143,7 @@ async def test_once_over_a_real_socket(start) -> None:
     address, _ = start()
     result = await asyncio.to_thread(CliRunner().invoke, cli, ["--connect", address, "--once"])
     assert result.exit_code == 0
-    assert "run   0/64" in result.output
+    assert "running    0/64" in result.output
     result = await asyncio.to_thread(CliRunner().invoke, cli, ["--connect", address, "--json"])
     assert '"schema": 1' in result.output
 

@@ -89,9 +89,24 @@ class MainScreen(WatchScreen):
             self.ui = replace(self.ui, focus="knobs")
         self.change(staging.turned(self.ui, self.owner.view.specs, snapshot.knobs, direction))
 
+    def action_slide(self, direction: int) -> None:
+        """Move the selected knob's slider; only where it is on screen."""
+        snapshot = self.owner.view.snapshot
+        if snapshot is not None and self.ui.focus == "knobs" and not self.ui.is_read_only:
+            self.change(staging.slid(self.ui, self.owner.view.specs, snapshot.knobs, direction))
+
+    def stage_share(self, share: float) -> None:
+        """Stage the value at a place of the selected knob's slider."""
+        snapshot, spec = self.owner.view.snapshot, staging.current(self.ui, self.owner.view.specs)
+        if snapshot is None or spec is None or self.ui.is_read_only or "knob_up" in self.dead_keys():
+            return
+        self.change(staging.staged(self.ui, spec, staging.value_at(spec, share), snapshot.knobs))
+
     async def action_apply_confirmed(self) -> None:
-        """Apply the staged values for a minute."""
-        if self.ui.staged:
+        """Apply the staged values for a minute; a value still being typed is staged first."""
+        if self.ui.entry:
+            self._stage_entry()
+        elif self.ui.staged:
             await self._apply(confirmed=True)
 
     async def _apply(self, confirmed: bool) -> None:

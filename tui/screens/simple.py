@@ -1,6 +1,5 @@
 """Dialogs that show text or take one choice: help, yes or no, a list."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,19 +9,38 @@ from textual import events
 from schedtop.tui.cells import Line, clean, cut, fit, wrap
 from schedtop.tui.keys import help_lines
 from schedtop.tui.screens.dialog import Dialog
+from schedtop.tui.views.audit import LONG_HEAD, long_row
 from schedtop.tui.widgets.panel import StyleOf
 
 LEGEND: Sequence[Line] = (
     (),
     (("How to read it", "title"),),
-    (("  █ ", "prefill"), ("prefill   ", "text"), ("▓ ", "decode"), ("decode   ", "text"),
-     ("· ", "unused"), ("unused budget", "text")),
+    (("  █ ", "prefill"), ("prefill   ", "text"), ("┃ ", "decode"), ("decode   ", "text"), ("▒ ", "draft"),
+     ("draft   ", "text"), ("· ", "unused"), ("unused budget", "text")),
     (("  priority: the smaller number runs first (policy priority); F7 makes it smaller", "text"),),
     (("  ▓ ", "kv_used"), ("block in use  ", "text"), ("█ ", "kv_shared"), ("shared  ", "text"), ("░ ", "kv_cached"),
      ("cached, evictable  ", "text"), ("· ", "kv_free"), ("free  ", "text"),
      ("◆ ", "kv_mark"), ("the request's", "text")),
     (("  A staged value is a wish: only what the engine acknowledged is shown as its value.", "text"),),
 )  # fmt: skip
+
+
+ANSWERS: Sequence[Line] = (
+    (("What operators ask first", "title"),),
+    (("  Who was preempted last, and for whom?  ", "strong"), ("6", "key"),
+     (": first line: the victim ← for whom, and what it cost", "text")),
+    (("  Why does the first in the queue wait?  ", "strong"), ("3", "key"),
+     (": on the line between running and waiting; ", "text"), ("Enter", "key"), (" on a row tells more", "text")),
+    (("  What is the token budget?              ", "strong"), ("1", "key"),
+     (": used / budget of the last step; the knob is max_num_batched_tokens", "text")),
+    (("  How do I change it safely?             ", "strong"), ("5", "key"),
+     (" + - or a number stages it: nothing is sent, the panel shows what it would do.", "text")),
+    (("                                         ", "text"), ("c", "key"),
+     (" applies it for 60 s: it undoes itself unless ", "text"), ("K", "key"), (" keeps it. ", "text"), ("u", "key"),
+     (" undoes, ", "text"), ("Esc", "key"), (" drops.", "text")),
+    (),
+)  # fmt: skip
+ANSWERS_REPLAY: Sequence[Line] = (*ANSWERS[:4], ())
 
 
 class HelpDialog(Dialog[None]):
@@ -40,8 +58,9 @@ class HelpDialog(Dialog[None]):
         self._dead = set(dead)
 
     def body(self, width: int) -> list[Line]:
-        """The key table in words, then how to read the screen."""
-        return [*help_lines(self._keymap, self._dead, self._is_replay), *LEGEND]
+        """What is asked first, the key table in words, how to read the screen."""
+        answers = ANSWERS_REPLAY if self._is_replay else ANSWERS
+        return [*answers, *help_lines(self._keymap, self._dead, self._is_replay), *LEGEND]
 
 
 class ConfirmDialog(Dialog[bool]):
@@ -188,23 +207,4 @@ class AuditDialog(Dialog[None]):
         """When, step, who, what, outcome, values and reason."""
         if not self._rows:
             return [(("nothing was changed since the log began", "dim"),)]
-        head = f"{'when':<19} {'step':>8}  {'who':<18} {'action':<18} {'outcome':<11} what"
-        return [fit([(head, "header")], width, "header"), *(fit(_audit_row(row), width) for row in self._rows)]
-
-
-def _audit_row(row: Mapping[str, Any]) -> Line:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(row.get("wall", 0.0))))
-    outcome = str(row.get("outcome", ""))
-    before, after = row.get("before"), row.get("after")
-    words = [str(row.get("detail") or "")]
-    if isinstance(before, dict) and isinstance(after, dict):
-        words.append(", ".join(f"{name} {before.get(name)} → {value}" for name, value in after.items()))
-    words.append(f"({row['reason']})" if row.get("reason") else "")
-    role = {"done": "good", "refused": "bad", "failed": "bad"}.get(outcome, "warn")
-    return (
-        (f"{when:<19} {row.get('step', ''):>8}  ", "dim"),
-        (cut(clean(str(row.get("actor", ""))), 18) + " ", "strong"),
-        (cut(clean(str(row.get("action", ""))), 18) + " ", "text"),
-        (cut(clean(outcome), 11) + " ", role),
-        (clean("  ".join(word for word in words if word)), "text"),
-    )
+        return [fit([(LONG_HEAD, "header")], width, "header"), *(fit(long_row(row), width) for row in self._rows)]

@@ -12,14 +12,17 @@ from textual.screen import Screen
 
 from schedtop.engine.snapshot import RequestRow, Viewport
 from schedtop.tui import staging, table
-from schedtop.tui.drawing import PANELS, draw
-from schedtop.tui.keys import BY_ID, Key, keys_of
+from schedtop.tui.drawing import draw
+from schedtop.tui.keys import BY_ID, Key, footer_key_at, keys_of
 from schedtop.tui.keys import table as key_table
-from schedtop.tui.layout import Size, plan, size_class
+from schedtop.tui.layout import Place, Size, plan, size_class
+from schedtop.tui.panels import FOCUSABLE
 from schedtop.tui.state import Action, Outcome, Scene, Ui
 from schedtop.tui.table import HEAD_ROWS
+from schedtop.tui.views import knobs as knob_view
 from schedtop.tui.views.frame import Frame, inner_size
 from schedtop.tui.views.kv import FIXED_ROWS
+from schedtop.tui.views.requests import column_at, longest_id
 from schedtop.tui.widgets.board import Board
 from schedtop.tui.widgets.panel import Panel
 
@@ -169,12 +172,16 @@ class WatchScreen(Screen[None]):
         self.change(replace(self.ui, filter=text, prompt=prompt, running_offset=0, waiting_offset=0))
 
     def _type_knob(self, event: events.Key) -> bool:
-        if self.ui.is_read_only:
-            return False
+        """In the knob panel digits are a value, never a panel; Esc leaves the panel."""
         spec = staging.current(self.ui, self.owner.view.specs)
-        is_number = spec is not None and spec.kind in ("int", "float")
-        if is_number and event.character and event.character in _TYPED:
-            self.change(replace(self.ui, entry=self.ui.entry + event.character))
+        if self.ui.is_read_only or spec is None:
+            return False
+        if event.character and event.character in _TYPED:
+            if spec.kind in ("int", "float"):
+                self.change(replace(self.ui, entry=self.ui.entry + event.character))
+            else:
+                words = f"{spec.name} takes no number: + and - go through {staging.range_text(spec)}; Esc leaves"
+                self.report(Action("", Outcome.REFUSED, words))
             return True
         if self.ui.entry and event.key == "backspace":
             self.change(replace(self.ui, entry=self.ui.entry[:-1]))
@@ -182,29 +189,57 @@ class WatchScreen(Screen[None]):
         return False
 
     def on_panel_clicked(self, message: Panel.Clicked) -> None:
-        """A click focuses a panel and chooses a row; the wheel scrolls."""
+        """A click focuses a panel and chooses what lies under it; the wheel scrolls."""
         message.stop()
         name = message.panel.name or ""
         if name == "requests":
             self._click_requests(message)
-        elif name == "knobs" and message.wheel:
-            self.change(replace(self.ui, focus="knobs"))
-            self.action_move(message.wheel)
+        elif name == "knobs":
+            self._click_knobs(message)
+        elif name == "keys":
+            self._click_keys(message)
         elif name == "decisions" and message.wheel:
             self._scroll_log(message.wheel)
-        elif name in PANELS and name != "lifeline":
+        elif name in FOCUSABLE:
             self.change(replace(self.ui, focus=name))
+
+    def _click_keys(self, message: Panel.Clicked) -> None:
+        """A click on a key of the footer presses it."""
+        key = footer_key_at(message.x, message.panel.size.width, self.owner.keymap, self.ui.playback is not None)
+        if key is not None and not message.wheel:
+            self.owner.start(self.run_key(key.id))
+
+    def _click_knobs(self, message: Panel.Clicked) -> None:
+        """A click chooses a knob, or stages the value under it on the slider; the wheel moves the cursor."""
+        if message.wheel:
+            self.change(replace(self.ui, focus="knobs"))
+            self.action_move(message.wheel)
+            return
+        place = self.board.plan["knobs"]
+        left, top = corner(place)
+        width, height = inner_size(place.frame, place.width, place.height)
+        found = knob_view.hit(self.scene(), width, height, message.x - left, message.y - top)
+        self.ui = replace(self.ui, focus="knobs")
+        if found.share is not None:
+            self.stage_share(found.share)
+        else:
+            knob = self.ui.knob if found.knob is None else found.knob
+            self.change(replace(self.ui, knob=knob, entry=self.ui.entry if knob == self.ui.knob else ""))
 
     def _click_requests(self, message: Panel.Clicked) -> None:
         snapshot, place = self.owner.view.snapshot, self.board.plan["requests"]
         if snapshot is None:
             return
         height = self._table_height()
-        line = message.y - HEAD_ROWS - (0 if place.frame is Frame.NONE else 1)
+        left, top = corner(place)
+        line = message.y - HEAD_ROWS - top
         shown = table.windows(self.ui, snapshot, height)
         if message.wheel:
             is_waiting = shown.has_divider and line >= len(shown.running)
             self.change(table.scrolled(self.ui, snapshot, 3 * message.wheel, height, is_waiting))
+            return
+        if line == -HEAD_ROWS:
+            self._click_header(message.x - left, inner_size(place.frame, place.width, place.height)[0])
             return
         rows = shown.lines()
         row = rows[line] if 0 <= line < len(rows) else None
@@ -212,6 +247,16 @@ class WatchScreen(Screen[None]):
             self.change(replace(self.ui, focus="requests", cursor=row.request_id))
             if message.is_double:
                 self.owner.start(self.action_enter())
+
+    def _click_header(self, x: int, width: int) -> None:
+        """Sort by the column clicked; once more inverts."""
+        snapshot = self.owner.view.snapshot
+        column = column_at(x, width, longest_id(snapshot)) if snapshot is not None else None
+        if column is None or column.field not in table.SORT_FIELDS or not column.field:
+            return
+        is_again = self.ui.sort == column.field
+        is_descending = not self.ui.is_descending if is_again else False
+        self.change(replace(self.ui, focus="requests", sort=column.field, is_descending=is_descending))
 
     # ---- moving and choosing --------------------------------------------------------------------------------
 
@@ -281,7 +326,7 @@ class WatchScreen(Screen[None]):
     def action_cycle(self, delta: int) -> None:
         """Focus the next panel on screen."""
         is_compact = size_class(*self.size) is Size.COMPACT
-        names = [name for name in PANELS if name != "lifeline" and (is_compact or name in self.board.plan)]
+        names = [name for name in FOCUSABLE if is_compact or name in self.board.plan]
         place = names.index(self.ui.focus) if self.ui.focus in names else 0
         self.action_panel(names[(place + delta) % len(names)])
 
@@ -321,3 +366,12 @@ class WatchScreen(Screen[None]):
     def action_turn(self, direction: int) -> None:
         """Stage the next value of the selected knob."""
         raise NotImplementedError
+
+    def stage_share(self, share: float) -> None:
+        """Stage the value at a place of the selected knob's slider."""
+        raise NotImplementedError
+
+
+def corner(place: Place) -> tuple[int, int]:
+    """Columns and lines of a panel that its frame takes at the left and on top."""
+    return (2, 1) if place.frame is Frame.BOX else (0, 1) if place.frame is Frame.RULE else (0, 0)

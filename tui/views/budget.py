@@ -1,7 +1,7 @@
 """The token budget over time: stacked prefill and decode, what stayed unused, knob changes as marks. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedtop.engine.snapshot import EventKind
 from schedtop.tui.cells import Line, Span, cut, fit
@@ -12,7 +12,8 @@ from schedtop.tui.views.overview import budget_line
 
 AXIS = 6
 SECONDS_PER_COLUMN = 1.0
-_ROLES = ("decode", "prefill", "draft", "unused_area")
+_WITH_KNOB = 60
+"""Room from which the title says where the budget is changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,17 @@ def buckets(view: EngineView, engine_now: float, columns: int, seconds: float = 
         for i, amount in enumerate((sample.num_steps, sample.budget, sample.decode, sample.prefill, sample.draft)):
             total[i] += amount
         total[5] = max(total[5], sample.step_s_max)
-    return [_bucket(sums.get(place)) for place in range(newest - columns + 1, newest + 1)]
+    found = [_bucket(sums.get(place)) for place in range(newest - columns + 1, newest + 1)]
+    return _spread(found, seconds)
+
+
+def _spread(found: list[Bucket], seconds: float) -> list[Bucket]:
+    """A step longer than a column is drawn in each column that it took, not only in the one where it ended."""
+    for place in range(len(found) - 1, 0, -1):
+        if found[place - 1] == Bucket() and (found[place].step_s or 0.0) > seconds:
+            longer = found[place]
+            found[place - 1] = replace(longer, step_s=(longer.step_s or 0.0) - seconds)
+    return found
 
 
 def _bucket(total: list[float] | None) -> Bucket:
@@ -66,7 +77,9 @@ def budget(scene: Scene, width: int, height: int) -> Body:
     slowest = max((time for time in times if time is not None), default=None)
     lines.append(fit([(cut("step", AXIS), "dim"), *spark(times, "step_time")], width))
     lines.append(fit([(cut("", AXIS), "dim"), (time_axis(columns), "dim")], width))
-    title: list[Span] = [("mean tokens per step · ", "dim"), ("slowest step ", "dim"), (duration(slowest), "strong")]
+    title: list[Span] = [("slowest step ", "dim"), (duration(slowest), "strong")]
+    if width >= _WITH_KNOB and not scene.ui.is_read_only:
+        title += [(" · ", "dim"), ("5", "key"), (" changes it", "dim")]
     return Body(lines, tuple(title))
 
 

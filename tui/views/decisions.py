@@ -5,6 +5,7 @@ from schedtop.tui.cells import Line, Span, clean, cut_id, fit
 from schedtop.tui.format import age, count, rate
 from schedtop.tui.state import Scene, rates
 from schedtop.tui.views.frame import Body
+from schedtop.tui.views.overview import whom
 
 _WITH_FREE = 64
 """Room from which the free blocks before and after are shown too."""
@@ -60,10 +61,3 @@ def _row(scene: Scene, preemption: Preemption, width: int) -> Line:
         ],
         width,
     )
-
-
-def whom(preemption: Preemption) -> str:
-    """For whom a request was thrown out, in words."""
-    if preemption.beneficiary is None:
-        return "(operator)"
-    return "itself" if preemption.beneficiary == preemption.victim else clean(preemption.beneficiary)

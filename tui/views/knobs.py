@@ -3,8 +3,11 @@
 A staged value is drawn as a wish beside the live one; only what the engine published is drawn as its value.
 """
 
+from dataclasses import dataclass
+
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.snapshot import EventKind
+from schedtop.tui import staging
 from schedtop.tui.cells import Line, Span, clean, cut, fit, wrap
 from schedtop.tui.foresight import Outlook, Prospect, Range
 from schedtop.tui.format import UNKNOWN, age, count, duration, value_text
@@ -12,31 +15,64 @@ from schedtop.tui.staging import problem, range_text
 from schedtop.tui.state import Scene
 from schedtop.tui.views.frame import Body
 
-NOTE_ROWS = 4
 _CEILING = 7
+_ROOMY = 14
+"""Lines of the panel from which a forecast doesn't take the place of the description."""
 
 
 def knobs(scene: Scene, width: int, height: int) -> Body:
     """A window of the knob table around the selected one, and notes about that one."""
-    specs = scene.view.specs
-    snapshot = scene.view.snapshot
+    specs, snapshot = scene.view.specs, scene.view.snapshot
     if not specs or snapshot is None:
         return Body([])
-    notes = note_lines(scene, specs[scene.ui.knob % len(specs)], width, is_short=height < 14)
-    rows = height - len(notes) if height >= len(notes) + 3 else height
-    first = first_shown(scene.ui.knob % len(specs), len(specs), rows)
+    notes = note_lines(scene, selected_spec(scene), width, is_short=height < _ROOMY)
+    first, rows = window(scene, len(notes), height)
     lines: list[Line] = []
     for place in range(first, min(first + rows, len(specs))):
-        spec = specs[place]
-        live = getattr(snapshot.knobs, spec.name, None)
-        line = _row(scene, spec, live, width)
+        line = _row(scene, specs[place], getattr(snapshot.knobs, specs[place].name, None), width)
         is_selected = place == scene.ui.knob % len(specs)
         if is_selected and scene.ui.focus == "knobs":
-            line = tuple((text, role + "+cursor") for text, role in line)
+            line = tuple((text, role + "+cursor") for text, role in (("› ", "tag"), *line[1:]))
         lines.append(line)
     if rows < height:
         lines += [((" " * width, "text"),)] * (height - len(notes) - len(lines)) + notes
     return Body(lines, _title(scene, first, rows, len(specs)))
+
+
+def selected_spec(scene: Scene) -> KnobSpec:
+    """The knob under the cursor."""
+    return scene.view.specs[scene.ui.knob % len(scene.view.specs)]
+
+
+def window(scene: Scene, num_notes: int, height: int) -> tuple[int, int]:
+    """The first knob shown and how many rows the table has."""
+    total = len(scene.view.specs)
+    rows = height - num_notes if height >= num_notes + 2 else height
+    return first_shown(scene.ui.knob % total, total, rows), rows
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What lies under a click: a knob of the table, or a place on the selected knob's slider (0 to 1)."""
+
+    knob: int | None = None
+    share: float | None = None
+
+
+def hit(scene: Scene, width: int, height: int, x: int, y: int) -> Hit:
+    """What of the panel lies under cell (x, y) of its inside."""
+    if not scene.view.specs or scene.view.snapshot is None:
+        return Hit()
+    spec = selected_spec(scene)
+    notes = note_lines(scene, spec, width, is_short=height < _ROOMY)
+    first, rows = window(scene, len(notes), height)
+    if y < rows:
+        return Hit(knob=first + y) if first + y < len(scene.view.specs) else Hit()
+    note = y - (height - len(notes))
+    start, past = slider_ends(spec, width)
+    if 0 <= note < len(notes) and staging.can_slide(spec) and notes[note] == _slider(scene, spec, width):
+        return Hit(share=(x - start) / max(1, past - start - 1)) if start - 1 <= x <= past else Hit()
+    return Hit()
 
 
 def first_shown(selected: int, total: int, rows: int) -> int:
@@ -103,10 +139,41 @@ def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False)
     words = [] if is_short and len(foreseen) > 1 else wrap(spec.summary, width)[: 1 if is_short and foreseen else 2]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]
-    lines.append(_range_line(scene, spec))
+    if staging.can_slide(spec):
+        lines.append(_slider(scene, spec, width))
+    if not (is_short and len(foreseen) > 1 and staging.can_slide(spec)):  # there, the slider tells the range
+        lines.append(_range_line(scene, spec))
     lines += foreseen
     lines.append(_hint(scene, spec))
     return [fit(line, width) for line in lines]
+
+
+def slider_ends(spec: KnobSpec, width: int) -> tuple[int, int]:
+    """First and past-last cell of the slider's track, between the two ends of the range."""
+    low, high = _end_texts(spec)
+    return len(low) + 2, max(len(low) + 6, width - len(high) - 2)
+
+
+def _end_texts(spec: KnobSpec) -> tuple[str, str]:
+    return value_text(float(spec.low or 0)), count(spec.high or 0) if (spec.high or 0) >= 1 else value_text(spec.high)
+
+
+def _slider(scene: Scene, spec: KnobSpec, width: int) -> Line:
+    """The range as a track: ◆ where the engine stands, ● where the staged value would put it."""
+    low, high = _end_texts(spec)
+    start, past = slider_ends(spec, width)
+    marks: dict[int, Span] = {}
+    live = getattr(scene.view.snapshot.knobs, spec.name, None) if scene.view.snapshot else None
+    for value, mark in ((live, ("◆", "strong")), (scene.ui.staged.get(spec.name), ("●", "staged"))):
+        if value is not None:
+            marks[round(staging.share_of(spec, float(value)) * (past - start - 1))] = mark
+    spans: list[Span] = [(f"{low} ", "dim"), ("├", "border")]
+    edge = 0
+    for place, mark in sorted(marks.items()):
+        spans += [("─" * (place - edge), "border"), mark]
+        edge = place + 1
+    spans += [("─" * (past - start - edge), "border"), ("┤", "border"), (f" {high}", "dim")]
+    return fit([span for span in spans if span[0]], width)
 
 
 def prospect_lines(prospect: Prospect, width: int, num_notes: int = 1) -> list[Line]:
@@ -155,13 +222,18 @@ def _range_line(scene: Scene, spec: KnobSpec) -> Line:
         (e for e in reversed(scene.view.events) if e.kind is EventKind.KNOBS_CHANGED and spec.name in e.changes), None
     )
     since = f" · changed {age(max(0.0, scene.engine_now - changed.mono))} ago" if changed else ""
-    return (("range ", "dim"), (range_text(spec), "text"), (f" · {spec.effect}{since}", "dim"))
+    row = next((row for row in scene.view.audit if spec.name in (row.get("after") or {})), None)
+    by = f" by {clean(str(row.get('on_behalf_of') or row.get('client')))}" if row and changed else ""
+    return (("range ", "dim"), (range_text(spec), "text"), (f" · {spec.effect}{since}{by}", "dim"))
 
 
 def _hint(scene: Scene, spec: KnobSpec) -> Line:
     ui = scene.ui
     if ui.is_read_only:
         return (("read-only", "warn"),)
+    if ui.entry:
+        return (("typing a value: ", "staged"), ("Enter", "key"), (" stages it  ", "dim"), ("Esc", "key"),
+                (" forgets it", "dim"))  # fmt: skip
     if spec.name in ui.staged and (why := problem(spec, ui.staged[spec.name])):
         return ((f"✗ {why}", "bad"),)
     if ui.staged:
@@ -169,8 +241,9 @@ def _hint(scene: Scene, spec: KnobSpec) -> Line:
                 (" for 60 s  ", "dim"), ("Esc", "key"), (" drop", "dim"))  # fmt: skip
     if ui.focus != "knobs":
         return (("5", "key"), (" to turn knobs", "dim"))
-    turn = "toggle" if spec.kind in ("bool", "choice") else "stage, or type a number"
-    return (("+ -", "key"), (f" {turn}", "dim"))
+    if spec.kind in ("bool", "choice"):
+        return (("+ -", "key"), (" stage another  ", "dim"), ("Esc", "key"), (" leaves the knobs", "dim"))
+    return (("+ -", "key"), (" stage, or type a number  ", "dim"), ("Esc", "key"), (" leaves", "dim"))
 
 
 def _title(scene: Scene, first: int, rows: int, total: int) -> Line:

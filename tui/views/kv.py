@@ -33,11 +33,11 @@ def kv(scene: Scene, width: int, height: int) -> Body:
 def _title(scene: Scene, pool: PoolUsage) -> Line:
     snapshot = scene.view.snapshot
     spans: list[Span] = [(f"{percent(pool.in_use, pool.usable)} of {count(pool.usable)} blocks", "strong")]
-    if snapshot and snapshot.kv_map:
-        spans.append((f" · cell = {snapshot.kv_map.blocks_per_cell}", "dim"))
-    if snapshot and snapshot.detail and snapshot.kv_map and snapshot.kv_map.marks:
-        spans.append((f" · ◆ {clean(snapshot.detail.request_id)}", "kv_mark"))
-    return tuple(spans)
+    if snapshot is None or snapshot.kv_map is None:
+        return tuple(spans)
+    if snapshot.detail and snapshot.kv_map.marks:
+        return ((f"◆ {clean(snapshot.detail.request_id)}", "kv_mark"), (" · ", "dim"), *spans)
+    return (*spans, (f" · cell = {snapshot.kv_map.blocks_per_cell}", "dim"))
 
 
 def legend(pool: PoolUsage, width: int) -> list[Line]:

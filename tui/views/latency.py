@@ -20,11 +20,14 @@ def latency(scene: Scene, width: int, height: int) -> Body:
     if wide:
         top.append((cut("max", _CELL, right=True) + cut("n", _CELL, right=True), "header"))
     lines: list[Line] = [fit(top, width, "header")]
-    lines += [fit(_row(name, latencies.get(name), wide), width) for name in LATENCY_NAMES]
+    is_told = scene.view.update is not None
+    lines += [fit(_row(name, latencies.get(name), wide, is_told), width) for name in LATENCY_NAMES]
     return Body(lines, (("10 s", "strong"), (" │ ", "border"), ("1 min", "strong")))
 
 
-def _row(name: str, latency: Latency | None, wide: bool) -> list[Span]:
+def _row(name: str, latency: Latency | None, wide: bool, is_told: bool) -> list[Span]:
+    if not is_told:
+        return [(cut(name, _NAME), "dim"), *_cells(None, "dim"), (" ", "text"), *_cells(None, "dim")]
     if latency is None:
         return [(cut(name, _NAME), "dim"), ("not exported by this engine", "dim")]
     spans: list[Span] = [(cut(name, _NAME), "text"), *_cells(latency.now, "strong"), (" ", "text")]

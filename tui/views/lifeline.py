@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 from schedtop.engine.snapshot import EngineCoreEvent, EventKind, RequestDetail, RequestRow, RequestStatus
 from schedtop.tui.cells import Line, Span, clean, fit, wrap
-from schedtop.tui.format import UNKNOWN, age, bar, count, duration
+from schedtop.tui.format import FILL, UNKNOWN, age, bar, count, duration
 from schedtop.tui.state import Scene
-from schedtop.tui.views.decisions import whom
 from schedtop.tui.views.frame import Body
-from schedtop.tui.views.requests import STATUS, waits_for
+from schedtop.tui.views.overview import waits_for, whom
+from schedtop.tui.views.requests import STATUS
 
 PHASES = {
     "queued": ("·", "waiting"),
-    "prefill": ("█", "prefill"),
-    "decode": ("▓", "decode"),
+    "prefill": (FILL["prefill"], "prefill"),
+    "decode": (FILL["decode"], "decode"),
     "running again": ("▒", "decode"),
     "preempted": ("x", "preempted"),
 }

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.engine.snapshot import RequestRow, RequestStatus, Snapshot, WaitReason
-from schedtop.tui.cells import Line, Span, clean, cut, cut_id, fit
+from schedtop.engine.snapshot import RequestRow, RequestStatus, Snapshot
+from schedtop.tui.cells import Line, Span, cell_len, clean, cut, cut_id, fit, width_of
 from schedtop.tui.format import UNKNOWN, age, count, duration, percent
 from schedtop.tui.state import Scene
 from schedtop.tui.table import HEAD_ROWS, selected, windows
 from schedtop.tui.views.frame import Body
-from schedtop.tui.views.overview import SHORT_REASONS, reasons
+from schedtop.tui.views.overview import reasons, waits_for
 
 STATUS = {
     RequestStatus.RUNNING: ("▶ run", "running"),
@@ -18,10 +18,6 @@ STATUS = {
     RequestStatus.PREEMPTED: ("▼ preem", "preempted"),
 }
 """Glyph and word, so that a state reads without colour."""
-
-
-_TELLS_ITSELF = (WaitReason.SEQUENCE_CAP, WaitReason.BUDGET, WaitReason.PAUSED)
-"""Reasons whose detail is a sentence of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +32,15 @@ class Column:
     right: bool = True
 
 
-def _doing(row: RequestRow, now: float) -> Span:
+def _doing(row: RequestRow, width: int) -> Span:
     if row.status is not RequestStatus.RUNNING:
-        return waits_for(row), STATUS[row.status][1]
+        return waits_for(row, width), STATUS[row.status][1]
     if row.num_computed_tokens < row.num_prompt_tokens and row.first_token_at is None:
         done = percent(row.num_computed_tokens, row.num_prompt_tokens)
         return f"prefill {done}", "prefill"
     if row.num_computed_tokens + 1 < row.num_prompt_tokens + row.num_output_tokens:
         return f"recompute {percent(row.num_computed_tokens, row.num_prompt_tokens + row.num_output_tokens)}", "prefill"
     return f"decode {percent(row.num_output_tokens, row.max_tokens)}", "decode"
-
-
-def waits_for(row: RequestRow) -> str:
-    """The reason in words and numbers."""
-    reason = row.wait_reason.value if row.wait_reason else UNKNOWN
-    detail = clean(row.wait_detail)
-    if row.wait_reason is WaitReason.BEHIND and detail:
-        return detail.split(": needs", 1)[0]  # what the head needs stands in the head's own row
-    if not detail or row.wait_reason in _TELLS_ITSELF:
-        return detail or reason
-    return f"{SHORT_REASONS.get(reason, reason)}: {detail}"
 
 
 def _ttft(row: RequestRow, now: float) -> Span:
@@ -91,9 +76,13 @@ COLUMNS = (
     Column("gap", 7, 12, "", _gap),
     Column("age", 6, 1, "arrived", lambda row, now: (age(now - row.arrived), "text")),
 )
-DOING = Column("doing / waits for", 22, 0, "", _doing, right=False)
+DOING, DOING_WIDTH = "doing / waits for", 22
 _TAG_WIDTH = 2
-_MAX_ID = 30
+_MAX_ID, _ID_STEP = 36, 6
+_ENOUGH_ID = 18
+"""Cells for which an id pushes less important columns out."""
+_WIDE = 100
+"""Room from which reasons are spelt out."""
 
 
 def requests(scene: Scene, width: int, height: int) -> Body:
@@ -101,7 +90,7 @@ def requests(scene: Scene, width: int, height: int) -> Body:
     snapshot = scene.view.snapshot
     if snapshot is None:
         return Body([(("waiting for the first snapshot", "dim"),)])
-    columns, id_width = chosen_columns(width)
+    columns, id_width = chosen_columns(width, longest_id(snapshot))
     lines = [_header(scene, columns, id_width, width)]
     under_cursor, now = selected(scene.ui, snapshot), scene.engine_now
     for item in windows(scene.ui, snapshot, height - HEAD_ROWS).lines():
@@ -117,17 +106,35 @@ def requests(scene: Scene, width: int, height: int) -> Body:
     return Body(lines, _title(scene, snapshot))
 
 
-def chosen_columns(width: int) -> tuple[list[Column], int]:
-    """The columns that fit, and the width of the id column."""
-    kept = list(COLUMNS)
-    while len(kept) > 2 and _needed(kept) > width:
+def longest_id(snapshot: Snapshot) -> int:
+    """Cells that the ids at hand take, in steps, so that columns don't move with each request that comes or goes."""
+    longest = max((cell_len(clean(row.request_id)) for row in (*snapshot.running, *snapshot.waiting)), default=0)
+    return min(_MAX_ID, -(-longest // _ID_STEP) * _ID_STEP)
+
+
+def chosen_columns(width: int, id_width: int = 0) -> tuple[list[Column], int]:
+    """The columns that fit, and the width of the id column: as wide as ids want once the rest has its room."""
+    kept, least = list(COLUMNS), max(COLUMNS[0].width, min(id_width, _ENOUGH_ID))
+    while len(kept) > 2 and _needed(kept, least) > width:
         kept.remove(max(kept, key=lambda column: column.rank))
-    spare = max(0, width - _needed(kept))
-    return kept, min(_MAX_ID, COLUMNS[0].width + spare * 2 // 3)
+    spare = max(0, width - _needed(kept, COLUMNS[0].width))
+    return kept, max(COLUMNS[0].width, min(id_width, COLUMNS[0].width + spare))
 
 
-def _needed(columns: list[Column]) -> int:
-    return _TAG_WIDTH + sum(column.width + 1 for column in columns) + DOING.width
+def _needed(columns: list[Column], id_width: int) -> int:
+    rest = sum(column.width + 1 for column in columns if column is not COLUMNS[0])
+    return _TAG_WIDTH + id_width + 1 + rest + DOING_WIDTH
+
+
+def column_at(x: int, width: int, id_width: int) -> Column | None:
+    """The column whose title lies under cell `x`; None on the tags and on what a request does."""
+    columns, id_width = chosen_columns(width, id_width)
+    edge = _TAG_WIDTH
+    for column in columns:
+        edge += (id_width if column is COLUMNS[0] else column.width) + 1
+        if _TAG_WIDTH <= x < edge:
+            return column
+    return None
 
 
 def _header(scene: Scene, columns: list[Column], id_width: int, width: int) -> Line:
@@ -138,7 +145,7 @@ def _header(scene: Scene, columns: list[Column], id_width: int, width: int) -> L
         marker = "▼" if scene.ui.is_descending else "▲"
         title = column.title[: size - 1] + marker if is_sorted else column.title
         spans.append((cut(title, size, column.right) + " ", "sorted" if is_sorted else "header"))
-    return fit([*spans, (DOING.title, "header")], width, "header")
+    return fit([*spans, (DOING, "header")], width, "header")
 
 
 def _row(scene: Scene, row: RequestRow, now: float, columns: list[Column], id_width: int, width: int) -> Line:
@@ -149,7 +156,7 @@ def _row(scene: Scene, row: RequestRow, now: float, columns: list[Column], id_wi
         fitted = cut_id(text, size) if column is COLUMNS[0] else cut(text, size, column.right)
         spans.append((fitted, role))
         spans.append((" ", "text"))
-    return fit([*spans, DOING.cell(row, now)], width)
+    return fit([*spans, _doing(row, width - width_of(spans))], width)
 
 
 def _under_cursor(scene: Scene, line: Line) -> Line:
@@ -161,10 +168,10 @@ def _divider(snapshot: Snapshot, width: int) -> Line:
     words: list[Span] = [
         ("── ", "border"),
         (f"waiting {count(snapshot.num_waiting)}", "waiting"),
-        *reasons(snapshot),
+        *reasons(snapshot, is_short=width < _WIDE),
         (" ", "border"),
     ]
-    used = sum(len(text) for text, _ in words)
+    used = width_of(words)
     return fit([*words, ("─" * max(0, width - used), "border")], width)
 
 
