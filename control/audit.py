@@ -85,6 +85,8 @@ class AuditLog:
     def __init__(self, path: Path) -> None:
         """Open or make the file (0600). Raises `ConfigError` if that can't be done."""
         self.path = path
+        self.failure = ""
+        """Why the newest row couldn't be written; empty once one could."""
         self._jobs: queue.SimpleQueue[tuple[_Job, Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         try:
@@ -124,25 +126,27 @@ class AuditLog:
                             is_last = True
                             break
                         batch.append(more)
-                _carry_out(database, batch)
+                self._carry_out(database, batch)
                 if is_last:
                     return
 
-
-def _carry_out(database: sqlite3.Connection, batch: list[tuple[_Job, "Future[Any]"]]) -> None:
-    """Run jobs in one transaction; their futures are done only after it is on disk."""
-    try:
-        with database:
-            results = [job(database) for job, _ in batch]
-    except sqlite3.Error as error:
-        failure = AuditFailed(f"the audit log couldn't be written: {error}")
-        for _, done in batch:
-            with contextlib.suppress(InvalidStateError):
-                done.set_exception(failure)
-        return
-    for (_, done), result in zip(batch, results, strict=True):
-        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more; the row stays
-            done.set_result(result)
+    def _carry_out(self, database: sqlite3.Connection, batch: list[tuple[_Job, "Future[Any]"]]) -> None:
+        """Run jobs in one transaction; their futures are done only after it is on disk."""
+        num_before = database.total_changes
+        try:
+            with database:
+                results = [job(database) for job, _ in batch]
+        except sqlite3.Error as error:
+            self.failure = f"the audit log couldn't be written: {error}"
+            for _, done in batch:
+                with contextlib.suppress(InvalidStateError):
+                    done.set_exception(AuditFailed(self.failure))
+            return
+        if database.total_changes > num_before:
+            self.failure = ""
+        for (_, done), result in zip(batch, results, strict=True):
+            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more; the row stays
+                done.set_result(result)
 
 
 def _make_private(path: Path) -> None:

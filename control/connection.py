@@ -17,6 +17,7 @@ from schedtop.control.coalesce import TokenBuffer
 from schedtop.control.errors import BadFrame, NotAllowed
 from schedtop.control.framing import encode_frame
 from schedtop.control.messages import (
+    AbortRequests,
     Envelope,
     ErrorReply,
     FromServer,
@@ -111,6 +112,13 @@ class Connection(asyncio.Protocol):
     def actor(self, on_behalf_of: str) -> Actor:
         """Who speaks, for the audit log."""
         return Actor(uid=self.uid, client=self.session.client, on_behalf_of=on_behalf_of[:64])
+
+    def only_withdraws(self, envelope: Envelope) -> bool:
+        """Whether a command does no more than to abort requests that this client itself submitted, for nobody else."""
+        command = envelope.command
+        if envelope.on_behalf_of or not isinstance(command, AbortRequests) or not command.select.ids:
+            return False
+        return self.request_ids.issuperset(command.select.ids)
 
     @property
     def is_ready(self) -> bool:

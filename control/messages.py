@@ -64,7 +64,10 @@ class GetSnapshot(_FromClient):
 
 
 class GetInfo(_FromClient):
-    """The engine's identity, sizes and knob table again; answered by an `Ack` with `Welcome`'s fields as data."""
+    """The engine's identity, sizes and knob table again; answered by an `Ack` with `Welcome`'s fields as data.
+
+    Besides: `clients`, how many of each name are connected, and `audit`, where the log is and why it can't be written.
+    """
 
 
 # ---- to the engine ---------------------------------------------------------------------------------------------

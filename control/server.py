@@ -10,11 +10,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from schedtop.control.audit import AuditLog
 from schedtop.control.commands import Commands
@@ -22,7 +22,6 @@ from schedtop.control.connection import Connection
 from schedtop.control.errors import NotAllowed, ShuttingDown
 from schedtop.control.messages import (
     PROTOCOL_VERSION,
-    AbortRequests,
     Ack,
     AddRequest,
     AnyCommand,
@@ -288,14 +287,22 @@ class ControlServer:
                     fitted = {"fitted": self._watchers.step_model()}
                     connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=fitted))
                 case GetInfo():
-                    data = {"info": self._info, "knobs": self._knob_table, "capabilities": self._capabilities}
-                    connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=data))
+                    connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=self._identity()))
                 case _:
                     self._spell_out(command)
                     self._start(connection, envelope)
         except SchedtopError as error:
             connection.refuse(envelope.id, error)
         self._bell.set()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "info": self._info,
+            "knobs": self._knob_table,
+            "capabilities": self._capabilities,
+            "clients": Counter(connection.session.client for connection in self._connections),
+            "audit": {"path": str(self._audit.path.absolute()), "failure": self._audit.failure},
+        }
 
     def _check_capable(self, command: AnyCommand) -> None:
         if (name := type(command).__name__) not in self._capabilities:
@@ -344,7 +351,7 @@ class ControlServer:
     async def _carry_out(self, connection: Connection, envelope: Envelope) -> None:
         command = envelope.command
         try:
-            is_own = not envelope.on_behalf_of and _is_within(command, connection.request_ids)
+            is_own = connection.only_withdraws(envelope)
             actor = connection.actor(envelope.on_behalf_of)
             connection.reply(await self._commands.carry_out(envelope.id, command, actor, is_own))
         except SchedtopError as error:
@@ -438,10 +445,3 @@ def _step_of(call: Call) -> int:
 
 def _ignore(call: Call) -> None:
     """Nobody waits for this one."""
-
-
-def _is_within(command: AnyCommand, request_ids: set[str]) -> bool:
-    """Whether a client only withdraws requests of its own."""
-    return (
-        isinstance(command, AbortRequests) and bool(command.select.ids) and request_ids.issuperset(command.select.ids)
-    )
