@@ -51,7 +51,15 @@ def interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
     return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def write_gguf(peer: Any, path: Path, quant: Quant = Quant.F32, skip: str = "", architecture: str = "") -> None:
+def write_gguf(
+    peer: Any,
+    path: Path,
+    quant: Quant = Quant.F32,
+    skip: str = "",
+    architecture: str = "",
+    num_heads: int | None = None,
+    rope_factors: np.ndarray | None = None,
+) -> None:
     """Write a peer's weights, matrices in `quant`, and give the peer the values as they are in the file."""
     config = peer.config
     family = architecture or config.model_type
@@ -61,10 +69,15 @@ def write_gguf(peer: Any, path: Path, quant: Quant = Quant.F32, skip: str = "", 
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(config.num_attention_heads if num_heads is None else num_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_key_length(head_size)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -76,7 +89,8 @@ def write_gguf(peer: Any, path: Path, quant: Quant = Quant.F32, skip: str = "", 
         is_turned = family == "llama" and part in heads
         stored = interleave(values, heads[part]) if is_turned else values
         kind = quant if tensor.ndim == 2 else Quant.F32
-        packed = gguf.quantize(np.ascontiguousarray(stored), kind)
+        is_random = kind in K_QUANTS  # the library can't make these
+        packed = random_blocks(kind, *values.shape) if is_random else gguf.quantize(np.ascontiguousarray(stored), kind)
         writer.add_tensor(gguf_name(name), packed, raw_dtype=kind)
         read = torch.from_numpy(gguf.dequantize(packed, kind).reshape(stored.shape).copy())
         tensor.copy_(undo_interleaving(read, heads[part]) if is_turned else read)
@@ -109,13 +123,15 @@ def logits_of(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
     ("family", "quant"),
     [
         *[("llama", quant) for quant in (Quant.F32, Quant.F16, Quant.BF16, Quant.Q4_0, Quant.Q4_1, Quant.Q8_0)],
+        *[("llama", quant) for quant in (Quant.Q4_K, Quant.Q6_K)],
         ("qwen2", Quant.Q8_0),
         ("qwen3", Quant.F16),
     ],
     ids=str,
 )
 def test_gguf_logits_equal_those_of_transformers(tmp_path: Path, family: str, quant: Quant) -> None:
-    peer = make_peer(family)
+    sizes = {"hidden_size": 256, "intermediate_size": 512} if quant in K_QUANTS else {}  # whole blocks of 256
+    peer = make_peer(family, **sizes)
     write_gguf(peer, tmp_path / "tiny.gguf", quant)
     prompt = list(range(5, 30))
     with torch.inference_mode():
@@ -124,10 +140,78 @@ def test_gguf_logits_equal_those_of_transformers(tmp_path: Path, family: str, qu
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
-@pytest.mark.parametrize("quant", [Quant.Q4_K, Quant.Q6_K], ids=str)
-def test_k_quants_are_read_in_shape_and_order(tmp_path: Path, quant: Quant) -> None:
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_gguf_files_with_a_stretched_context_equal_transformers(tmp_path: Path, kind: str) -> None:
+    """Converters write Llama 3's scaling as a tensor of divisors: plain frequencies over transformers' own."""
+    peer = make_peer(rope_parameters=ROPES[kind])
+    plain = 1.0 / ROPES[kind]["rope_theta"] ** (torch.arange(0, 16, 2).float() / 16)
+    factors = (plain / peer.model.rotary_emb.inv_freq).numpy() if kind == "llama3" else None
+    write_gguf(peer, tmp_path / "tiny.gguf", rope_factors=factors)
+    prompt = list(range(5, 35))
+    with torch.inference_mode():
+        expected = peer(input_ids=torch.tensor([prompt])).logits[0]
+    found = logits_of(ModelRunner(str(tmp_path / "tiny.gguf"), make_config(), dtype="fp32"), prompt)
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def half(raw: np.ndarray) -> float:
+    return float(raw.view(np.float16)[0])
+
+
+def q4_k_value(block: np.ndarray, index: int) -> float:
+    """By the format: d, m, then eight 6-bit scales and minima in 12 bytes, then nibbles, 64 values in 32 bytes."""
+    packed, j = block[4:16].astype(int), index // 32
+    if j < 4:
+        scale, minimum = packed[j] & 63, packed[j + 4] & 63
+    else:
+        scale = packed[j + 4] & 15 | packed[j - 4] >> 6 << 4
+        minimum = packed[j + 4] >> 4 | packed[j] >> 6 << 4
+    byte = int(block[16 + index // 64 * 32 + index % 32])
+    nibble = byte >> 4 if index % 64 >= 32 else byte & 15
+    return half(block[:2]) * scale * nibble - half(block[2:4]) * minimum
+
+
+def q6_k_value(block: np.ndarray, index: int) -> float:
+    """By the format: low nibbles (128 bytes), high pairs of bits (64), sixteen int8 scales, then d."""
+    part, within = divmod(index, 128)
+    quarter, place = divmod(within, 32)
+    byte = int(block[part * 64 + place + quarter % 2 * 32])
+    low = byte >> 4 if quarter >= 2 else byte & 15
+    high = int(block[128 + part * 32 + place]) >> 2 * quarter & 3
+    return half(block[208:210]) * int(block[192:208].view(np.int8)[index // 16]) * ((low | high << 4) - 32)
+
+
+K_QUANTS = {Quant.Q4_K: (q4_k_value, [0, 2]), Quant.Q6_K: (q6_k_value, [208])}
+"""How a value is read, and where a block's fp16 factors lie."""
+
+
+def random_blocks(quant: Quant, num_rows: int, width: int) -> np.ndarray:
+    """Rows of blocks with every bit at random, but for their factors: those give values of a weight's size."""
     block, size = gguf.GGML_QUANT_SIZES[quant]
-    raw = np.random.default_rng(1).integers(0, 60, (6, 2 * size), dtype=np.uint8)
+    rng = np.random.default_rng(num_rows + width)
+    raw = rng.integers(0, 256, (num_rows * width // block, size), dtype=np.uint8)
+    for at in K_QUANTS[quant][1]:
+        raw[:, at : at + 2] = rng.uniform(1e-4, 4e-4, (len(raw), 1)).astype(np.float16).view(np.uint8)
+    return raw.reshape(num_rows, -1)
+
+
+@pytest.mark.parametrize("quant", K_QUANTS, ids=str)
+def test_k_quants_have_the_values_that_their_format_says(tmp_path: Path, quant: Quant) -> None:
+    read, _ = K_QUANTS[quant]
+    raw = random_blocks(quant, 3, 512)
     writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
     writer.add_tensor("token_embd.weight", raw, raw_dtype=quant)
     writer.write_header_to_file()
@@ -135,9 +219,10 @@ def test_k_quants_are_read_in_shape_and_order(tmp_path: Path, quant: Quant) -> N
     writer.write_tensors_to_file()
     writer.close()
     found = GgufFile(tmp_path / "k.gguf").tensor("token_embd.weight")
-    assert found.shape == (6, 2 * block)
-    rows = [gguf.dequantize(raw[row], quant) for row in range(6)]
-    np.testing.assert_array_equal(found, np.stack(rows))
+    blocks = raw.reshape(-1, gguf.GGML_QUANT_SIZES[quant][1])
+    expected = np.array([[read(block, index) for index in range(256)] for block in blocks]).reshape(3, 512)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+    assert np.unique(found).size > 500
 
 
 def refused(model: Path | str, **options: Any) -> str:
@@ -183,6 +268,19 @@ BROKEN: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "missing size": (lambda f: edit_config(f, hidden_size=None), ["lacks hidden_size"]),
     "wrong size": (lambda f: edit_config(f, vocab_size=100), ["embed_tokens", "[96, 64]", "[100, 64]"]),
     "heads": (lambda f: edit_config(f, num_key_value_heads=3), ["4 attention heads", "3 KV heads"]),
+    "size in words": (lambda f: edit_config(f, num_hidden_layers="2"), ["num_hidden_layers='2'", "above 0"]),
+    "no heads": (lambda f: edit_config(f, num_attention_heads=-4), ["num_attention_heads=-4"]),
+    "odd heads": (lambda f: edit_config(f, head_dim=15), ["head size of 15"]),
+    "no epsilon": (lambda f: edit_config(f, rms_norm_eps=0), ["rms_norm_eps=0"]),
+    "rope base": (lambda f: edit_config(f, rope_parameters={"rope_type": "default", "rope_theta": -1}), ["theta=-1"]),
+    "rope in part": (lambda f: edit_config(f, partial_rotary_factor=0.5), ["partial rotary"]),
+    "layer kinds": (
+        lambda f: edit_config(
+            f, architectures=["MistralForCausalLM"], sliding_window=8, layer_types=["full_attention"] * 3
+        ),
+        ["layer_types has 3 entries for 2 layers"],
+    ),
+    "no object": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "isn't a JSON object"]),
     "missing tensor": (lambda f: drop(f, "model.layers.1.mlp.up_proj.weight"), ["model.layers.1.mlp.up_proj.weight"]),
     "truncated": (cut, ["model.safetensors", "can't be read"]),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), ["no .safetensors file"]),
@@ -216,6 +314,26 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"something else entirely" * 10)
     assert "can't be read as GGUF" in refused(file)
+
+
+@pytest.mark.parametrize("share", [0.002, 0.05, 0.3, 0.7])
+def test_a_gguf_file_that_ends_anywhere_is_refused(tmp_path: Path, share: float) -> None:
+    file = tmp_path / "tiny.gguf"
+    write_gguf(make_peer(), file)
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * share)])
+    assert "tiny.gguf" in refused(file)
+
+
+def test_a_gguf_file_with_a_size_that_makes_no_sense_names_it(tmp_path: Path) -> None:
+    write_gguf(make_peer(), tmp_path / "tiny.gguf", num_heads=0)
+    assert "llama.attention.head_count=0" in refused(tmp_path / "tiny.gguf")
+
+
+def test_a_gguf_tensor_of_a_type_that_is_not_read_names_it(tmp_path: Path) -> None:
+    write_gguf(make_peer(), tmp_path / "tiny.gguf", Quant.Q5_0)
+    message = refused(tmp_path / "tiny.gguf")
+    assert "token_embd.weight is of type Q5_0" in message and "Q4_K, Q6_K" in message
 
 
 def test_a_gguf_file_without_a_tensor_names_it(tmp_path: Path) -> None:
@@ -264,12 +382,3 @@ def test_blocks_fit_the_memory_they_are_planned_for(good_folder: Path) -> None:
     assert num_blocks_for(num_bytes - 1, model, 16, torch.float32) == 6
     with pytest.raises(ConfigError, match="holds 1 blocks of 8192 bytes"):
         num_blocks_for(12000, model, 16, torch.float32)
-
-
-def test_a_hub_id_out_of_reach_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> str:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    message = refused("owner/name")
-    assert "owner/name" in message and "the hub" in message and "give a folder" in message

