@@ -5,7 +5,7 @@ The only place outside `control.http` that knows aiohttp; imported when a URL is
 
 import aiohttp
 
-from schedtop.control.discovery import TOKEN_VARIABLE, find_token, socket_folder
+from schedtop.control.discovery import TOKEN_VARIABLE, find_token, socket_folder, token_files
 from schedtop.control.errors import Disconnected
 from schedtop.control.framing import MAX_PUBLISHED_BYTES
 
@@ -31,7 +31,7 @@ async def open_websocket(url: str) -> "WebSocketStream":
                 "read-only; start vLLM with --scheduler-cls schedtop.control.vllm.plugin.SchedtopScheduler to steer it"
             ) from None
         if isinstance(error, aiohttp.WSServerHandshakeError):
-            raise Disconnected(_explain(error, has_token=token is not None)) from None
+            raise Disconnected(_explain(error, url, has_token=token is not None)) from None
         if isinstance(error, aiohttp.ClientError | OSError | ValueError):
             raise Disconnected(f"no gateway answers at {url}: {error}; is it running?") from None
         raise
@@ -47,7 +47,10 @@ async def _is_plain_server(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-def _explain(error: aiohttp.WSServerHandshakeError, has_token: bool) -> str:
+def _explain(error: aiohttp.WSServerHandshakeError, url: str, has_token: bool) -> str:
+    if error.status == 401 and not has_token and len(files := token_files(url)) > 1:
+        listed = "\n".join(f"  {TOKEN_VARIABLE}=$(cat {path})" for path in files)
+        return f"{url} wants the token of its engine, and there are {len(files)} of them here; give one:\n{listed}"
     if error.status in (401, 403):
         have = "the token given isn't accepted" if has_token else "it wants a token"
         where = f"set {TOKEN_VARIABLE}; local tokens are {socket_folder()}/*.token"

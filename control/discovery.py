@@ -51,15 +51,22 @@ def find_token(url: str) -> str | None:
     """
     if token := os.environ.get(TOKEN_VARIABLE):
         return token
-    if (urlsplit(url).hostname or "") not in _LOOPBACK_HOSTS:
-        return None
     try:
-        files = [path for path in socket_folder().iterdir() if path.suffix == ".token"]
-        live = [path for path in files if is_live(path.with_suffix(".sock"))]
-        meant = live or files
-        return meant[0].read_text().strip() or None if len(meant) == 1 else None
+        files = token_files(url)
+        return files[0].read_text().strip() or None if len(files) == 1 else None
     except OSError:
         return None
+
+
+def token_files(url: str) -> list[Path]:
+    """Files that may hold the token for a gateway: none for one on another machine."""
+    if (urlsplit(url).hostname or "") not in _LOOPBACK_HOSTS:
+        return []
+    try:
+        files = sorted(path for path in socket_folder().iterdir() if path.suffix == ".token")
+    except OSError:
+        return []
+    return [path for path in files if is_live(path.with_suffix(".sock"))] or files
 
 
 def check_path_length(path: Path) -> None:

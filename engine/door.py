@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from schedtop.engine.encoder.cache import MediaItem
-from schedtop.engine.errors import QueueFull, RequestRefused
+from schedtop.engine.errors import PromptTooLong, QueueFull, RequestRefused
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sched.interface import SchedulerInterface
 
@@ -65,12 +65,12 @@ def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int | Non
 def _check_size(sched: SchedulerInterface, num_tokens: int) -> None:
     config = sched.config
     if config.max_model_len is not None and num_tokens > config.max_model_len - 1:
-        raise RequestRefused(
+        raise PromptTooLong(
             f"the prompt has {num_tokens} tokens, the limit is {config.max_model_len - 1} "
             f"(max_model_len {config.max_model_len} less one for the answer); shorten it"
         )
     if num_tokens > config.usable_tokens:
-        raise RequestRefused(
+        raise PromptTooLong(
             f"the prompt has {num_tokens} tokens, the whole KV pool holds {config.usable_tokens} "
             f"({config.num_usable_blocks} blocks of {config.block_size}); shorten it or start with more blocks"
         )

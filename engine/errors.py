@@ -22,6 +22,12 @@ class RequestRefused(SchedtopError):
     code = "refused"
 
 
+class PromptTooLong(RequestRefused):
+    """The prompt fits neither the model's length nor the whole KV pool."""
+
+    code = "prompt_too_long"
+
+
 class QueueFull(RequestRefused):
     """The bounded waiting queue is full: try again later."""
 

@@ -17,9 +17,9 @@ class Response:
     def __init__(self, generation: Generation, renderer: Renderer, echoes: list[str] | None = None) -> None:
         self._generation = generation
         self._renderer = renderer
-        self._pending = [Delta(answer.index) for answer in generation.answers]
-        """What has come of each choice and not been sent yet."""
-        for delta in self._pending if echoes else ():
+        self._begun = [Delta(answer.index) for answer in generation.answers]
+        """What each choice begins with, whatever is generated."""
+        for delta in self._begun if echoes else ():
             assert echoes is not None
             delta.text = echoes[delta.index // generation.plan.n]
 
@@ -27,15 +27,13 @@ class Response:
         """All choices at once, when the last one has ended."""
         async for deltas in self._generation.deltas():
             for delta in deltas:
-                _append(self._pending[delta.index], delta)
-        return json_response(self._renderer.whole(self._pending, usage_of(self._generation)))
+                _append(self._begun[delta.index], delta)
+        return json_response(self._renderer.whole(self._begun, usage_of(self._generation)))
 
     async def streamed(self, request: web.Request, options: StreamOptions) -> web.StreamResponse:
         """Events as text comes. The engine has accepted: what fails from here on is told inside the stream."""
         stream = await sse.EventStream.open(request)
         try:
-            for opening in self._renderer.openings(len(self._pending)):
-                await stream.send(sse.event(opening))
             await self._send_deltas(stream, options)
         except (ApiError, Disconnected) as error:
             failure = from_disconnect(error) if isinstance(error, Disconnected) else error
@@ -44,20 +42,28 @@ class Response:
         return await stream.end()
 
     async def _send_deltas(self, stream: sse.EventStream, options: StreamOptions) -> None:
+        """Every step's tokens at once, also those that show no text yet: clients take chunks for tokens.
+
+        For the same reason what comes before the first token is sent with it.
+        """
+        openings = [sse.event(opening) for opening in self._renderer.openings(len(self._begun))]
         async for deltas in self._generation.deltas():
-            for delta in deltas:
-                _append(self._pending[delta.index], delta)
-            if chunks := [self._take_chunk(delta.index, options) for delta in deltas if self._is_due(delta.index)]:
-                await stream.send(b"".join(chunks))
+            chunks = [self._chunk(delta, options) for delta in self._joined(deltas)]
+            await stream.send(b"".join([*openings, *chunks]))
+            openings = []
         if options.include_usage:
             await stream.send(sse.event(self._renderer.usage_chunk(usage_of(self._generation))))
 
-    def _is_due(self, index: int) -> bool:
-        """Tokens that show no text yet (half a character, a held-back stop string) wait for those that do."""
-        return bool(self._pending[index].text) or self._pending[index].finish_reason is not None
+    def _joined(self, deltas: list[Delta]) -> list[Delta]:
+        """One delta for each choice: of a client that reads slowly several may have come."""
+        joined: dict[int, Delta] = {}
+        for delta in deltas:
+            if delta.index not in joined:
+                joined[delta.index], self._begun[delta.index] = self._begun[delta.index], Delta(delta.index)
+            _append(joined[delta.index], delta)
+        return list(joined.values())
 
-    def _take_chunk(self, index: int, options: StreamOptions) -> bytes:
-        delta, self._pending[index] = self._pending[index], Delta(index)
+    def _chunk(self, delta: Delta, options: StreamOptions) -> bytes:
         usage = usage_of(self._generation) if options.continuous_usage_stats else None
         return sse.event(self._renderer.chunk(delta, usage))
 

@@ -22,6 +22,7 @@ from schedtop.control.http.openai import OpenAiRoutes
 from schedtop.control.http.openapi import document
 from schedtop.control.http.routes import PREFIX
 from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
+from schedtop.control.http.tokens import TokenRoutes
 from schedtop.control.http.websocket import WebSocketRelay
 from schedtop.engine.errors import ConfigError
 
@@ -31,8 +32,12 @@ MAX_BODY_BYTES = 16 << 20
 """Largest body: a prompt of about four million tokens' text."""
 
 
-CLOSE_LIMIT_S = 2.0
+GOODBYE_LIMIT_S = 2.0
 """How long handlers may take to say goodbye once their requests were cut."""
+CLOSE_LIMIT_S = 0.5
+"""How long what is no live request (a body that hasn't come, a client that doesn't read) may hold up the end."""
+IDLE_LIMIT_S = 75.0
+"""Connections on which no request has begun for so long, or whose headers don't come, are closed."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +89,7 @@ class Gateway:
 
     def routes(self) -> list[Route]:
         """Every path there is, with the scope it needs."""
-        openai = OpenAiRoutes(self.service)
+        openai, tokens = OpenAiRoutes(self.service), TokenRoutes(self.service)
         return [
             Route("GET", "/health", Scope.OPEN, self.health),
             Route("GET", "/ready", Scope.OPEN, self.ready),
@@ -94,6 +99,8 @@ class Gateway:
             Route("GET", "/v1/models/{model}", Scope.INFER, openai.model),
             Route("POST", "/v1/completions", Scope.INFER, openai.completions),
             Route("POST", "/v1/chat/completions", Scope.INFER, openai.chat_completions),
+            Route("POST", "/tokenize", Scope.INFER, tokens.tokenize),
+            Route("POST", "/detokenize", Scope.INFER, tokens.detokenize),
             *(Route(*route) for route in self.control.routes()),
             Route("GET", f"{PREFIX}/ws", Scope.READ, self.relay.handle),
         ]
@@ -132,8 +139,9 @@ class Gateway:
         self.link.start()
         # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
         self._runner = web.AppRunner(
-            self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S
-        )
+            self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S,
+            keepalive_timeout=IDLE_LIMIT_S,
+        )  # fmt: skip
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, self.config.host, self.config.port).start()
@@ -150,8 +158,8 @@ class Gateway:
         if not await self.service.drained(self.config.drain_limit_s):
             logger.warning("requests are still running after %g s: they are cut", self.config.drain_limit_s)
         self.control.events.end()
-        await self.relay.close()
         await self.link.close()
+        await asyncio.gather(self.relay.close(), self.service.drained(GOODBYE_LIMIT_S))
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -10,6 +10,7 @@ from aiohttp.typedefs import Handler
 from schedtop.control.http import sse
 from schedtop.control.http.as_json import json_response
 from schedtop.control.http.auth import Caller, Scope
+from schedtop.control.http.body import body_of
 from schedtop.control.http.events import EventHub
 from schedtop.control.http.failures import ApiError, from_bad_json
 from schedtop.control.http.keys import CALLER
@@ -78,7 +79,7 @@ class ControlRoutes:
                 return GetSnapshot(viewport=_from_query(request, Viewport))
             command: AnyCommand = _from_query(request, route.command)
             return command
-        body = await request.read()
+        body = await body_of(request)
         command = msgspec.json.decode(body or b"{}", type=route.command)
         select = getattr(command, "select", None)
         if isinstance(select, RequestFilter) and select.ids:

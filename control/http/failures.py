@@ -10,6 +10,7 @@ from schedtop.control.http.as_json import json_response
 
 STATUS_OF_CODE = {
     "refused": 400,
+    "prompt_too_long": 400,
     "knob_refused": 400,
     "bad_frame": 400,
     "bad_command": 400,
@@ -32,6 +33,8 @@ _TYPE_OF_STATUS = {
     503: "service_unavailable_error",
     504: "service_unavailable_error",
 }
+_AS_OPENAI = {"prompt_too_long": ("context_length_exceeded", "prompt")}
+"""The engine's code -> the code that OpenAI's clients know, and the field at fault."""
 DEFAULT_RETRY_AFTER_S = 1
 
 
@@ -73,7 +76,8 @@ def from_refusal(refused: CommandRefused, retry_after_s: int = DEFAULT_RETRY_AFT
     """The engine said no: its own words, under the status that fits its code."""
     status = STATUS_OF_CODE.get(refused.code, 400)
     retry = retry_after_s if status in (429, 503) else None
-    return ApiError(status, refused.message, code=refused.code, retry_after_s=retry)
+    code, param = _AS_OPENAI.get(refused.code, (refused.code, None))
+    return ApiError(status, refused.message, code=code, param=param, retry_after_s=retry)
 
 
 def from_disconnect(gone: Disconnected) -> ApiError:

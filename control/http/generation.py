@@ -5,7 +5,7 @@ Shapes of responses are not here (`render.py`), nor HTTP.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -56,6 +56,8 @@ class Plan:
     priority: int = 0
     cache_salt: str | None = None
     adapter: str | None = None
+    caller: str = ""
+    """The token's name: requests can be chosen by it."""
     tells_prompt: bool = False
     """Tell the prompt's tokens, with their log-probabilities, before the answer's."""
 
@@ -140,6 +142,10 @@ class Answer:
         return ApiError(500, detail or "the engine failed at this request", code="engine_error")
 
 
+OnAnswered = Callable[[Answer, Plan, Sequence[Answer]], None]
+"""Told of an answer that has ended, with all answers to the same prompt."""
+
+
 class Generation:
     """All answers of one HTTP request. Use as: `submit()`, then iterate `deltas()`, and `close()` whatever happens."""
 
@@ -148,7 +154,7 @@ class Generation:
         link: EngineLink,
         tokenizer: Tokenizer,
         plan: Plan,
-        on_answered: Callable[[Answer, Plan], None] = lambda answer, plan: None,
+        on_answered: OnAnswered = lambda answer, plan, siblings: None,
     ) -> None:
         self.plan = plan
         self.answers = self._answers(tokenizer)
@@ -209,7 +215,8 @@ class Generation:
                     priority=self.plan.priority,
                     cache_salt=self.plan.cache_salt,
                     adapter=self.plan.adapter,
-                )
+                ),
+                on_behalf_of=self.plan.caller,
             )
         except CommandRefused:
             answer.is_in_engine = False
@@ -236,7 +243,8 @@ class Generation:
         self._link.close_stream([answer.request_id])
         # after a stop string the engine doesn't know yet
         self._abort([answer], "stop string found", as_stop=True)
-        self._on_answered(answer, self.plan)
+        first = answer.index - answer.seed_offset
+        self._on_answered(answer, self.plan, self.answers[first : first + self.plan.n])
 
     def close(self) -> None:
         """Forget the request and abort what still runs; idempotent, never waits."""

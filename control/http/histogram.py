@@ -1,7 +1,7 @@
 """Histograms that take many equal samples at once, and vLLM's bucket bounds. Rendered by prometheus-client."""
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
@@ -44,10 +44,14 @@ class Histogram:
         """Samples taken."""
         return sum(self.counts)
 
-    def fill(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add these counts to a metric, cumulated as Prometheus wants them."""
+    def fill(self, family: HistogramMetricFamily, labels: Mapping[str, str], created: float) -> None:
+        """Add these counts to a metric, cumulated as Prometheus wants them.
+
+        `labels` in the order the family was made with; `created`: when counting began, wall time in seconds.
+        """
         cumulated, buckets = 0, []
         for bound, count in zip((*map(floatToGoString, self.bounds), "+Inf"), self.counts, strict=True):
             cumulated += count
             buckets.append((bound, float(cumulated)))
-        family.add_metric(labels, buckets, self.total)
+        family.add_metric(list(labels.values()), buckets, self.total)
+        family.add_sample(f"{family.name}_created", dict(labels), created)

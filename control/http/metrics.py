@@ -75,6 +75,8 @@ GAUGES = (
     Gauge("vllm:num_requests_waiting", "Number of requests waiting to be processed.", lambda s: s.num_waiting),
     Gauge("vllm:num_requests_waiting_by_reason", "Waiting requests: for capacity, or deferred by something else.",
           lambda s: {("capacity",): s.num_waiting - s.num_deferred, ("deferred",): s.num_deferred}, ("reason",)),
+    Gauge("vllm:engine_sleep_state", "Engine sleep state: an engine of ours that answers is awake.",
+          lambda s: {("awake",): 1, ("weights_offloaded",): 0, ("discard_all",): 0}, ("sleep_state",)),
     Gauge("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", _usage),
     Gauge("schedtop_requests_waiting_by_reason", "Waiting requests by what each of them waits for.",
           lambda s: {(reason.value,): s.waiting_by_reason.get(reason.value, 0) for reason in WaitReason}, ("reason",)),
@@ -95,6 +97,8 @@ TOTALS = (
           lambda c: c.prefix_cache_queries),
     Total("vllm:prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.",
           lambda c: c.prefix_cache_hits - c.external_cache_hits),
+    Total("vllm:external_prefix_cache_queries", "Tokens asked of a connector: those not found here.",
+          lambda c: c.external_cache_queries),
     Total("vllm:external_prefix_cache_hits", "Prefix cache hits whose KV a connector brought from elsewhere.",
           lambda c: c.external_cache_hits),
     Total("vllm:num_preemptions", "Cumulative number of preemption from the engine.", lambda c: c.preemptions),
@@ -105,12 +109,14 @@ TOTALS = (
                      ("external_kv_transfer",): c.external_cache_hits}, ("source",)),
     Total("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).",
           lambda c: c.prefix_cache_hits),
+    Total("vllm:prompt_tokens_cached_by_source",
+          "Number of cached prompt tokens by where they lay; a connector doesn't tell, so its are unspecified.",
+          lambda c: {("device",): c.prefix_cache_hits - c.external_cache_hits, ("host",): 0, ("p2p",): 0, ("disk",): 0,
+                     ("external_unspecified",): c.external_cache_hits}, ("source",)),
     Total("vllm:generation_tokens", "Number of generation tokens processed.", lambda c: c.generated_tokens),
     Total("vllm:request_success", "Count of successfully processed requests.",
           lambda c: {(reason.value,): c.finished.get(reason.value, 0) for reason in FinishReason},
           ("finished_reason",)),
-    Total("vllm:spec_decode_num_draft_tokens", "Number of draft tokens.", lambda c: c.draft_tokens),
-    Total("vllm:spec_decode_num_accepted_tokens", "Number of accepted tokens.", lambda c: c.accepted_tokens),
     Total("schedtop_requests_added", "Requests taken: finished (all reasons) + running + waiting.", lambda c: c.added),
     Total("schedtop_requests_refused", "Requests refused at the door.", lambda c: c.refused),
     Total("schedtop_first_tokens", "Sequences that have emitted a first token, once each.", lambda c: c.first_tokens),
@@ -123,6 +129,25 @@ TOTALS = (
     Total("schedtop_resumed_cache_hits", "Tokens found when preempted requests came back.",
           lambda c: c.resumed_cache_hits),
 )  # fmt: skip
+
+DRAFT_TOTALS = (
+    Total("vllm:spec_decode_num_drafts", "Number of spec decoding drafts.", lambda c: c.drafts),
+    Total("vllm:spec_decode_num_draft_tokens", "Number of draft tokens.", lambda c: c.draft_tokens),
+    Total("vllm:spec_decode_num_accepted_tokens", "Number of accepted tokens.", lambda c: c.accepted_tokens),
+)
+"""Shown, as by vLLM, only where drafts were made room for at start."""
+
+
+def _accepted_at(length: int) -> Total:
+    """Accepted draft tokens by place, for drafts of at most `length` tokens."""
+
+    def by_place(counters: Counters) -> Values:
+        counts = dict(enumerate(counters.accepted_at))
+        return {(str(place),): counts.get(place, 0) for place in range(length)}
+
+    return Total(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted tokens per draft position.", by_place, ("position",)
+    )
 
 
 class Metrics(Collector):
@@ -167,7 +192,7 @@ class Metrics(Collector):
             for extra, value in _as_values(gauge.value(snapshot)).items():
                 family.add_metric((*labels, *extra), float(value))
             yield family
-        for total in TOTALS:
+        for total in (*TOTALS, *self._draft_totals()):
             counter = CounterMetricFamily(total.name, total.help, labels=(*_LABELS, *total.extra))
             for extra, value in _as_values(total.value(snapshot.counters)).items():
                 counter.add_metric((*labels, *extra), float(value), created=info.started_wall)
@@ -176,11 +201,18 @@ class Metrics(Collector):
         yield _cache_config(info, snapshot)
         yield _engine_info(info)
 
+    def _draft_totals(self) -> tuple[Total, ...]:
+        """None where no draft can ever be made."""
+        ceilings = (spec.high for spec in self._link.welcome.knobs if spec.name == "num_speculative_tokens")
+        length = int(next(ceilings, None) or 0)
+        return (*DRAFT_TOTALS, _accepted_at(length)) if length else ()
+
     def _sampled_families(self, labels: tuple[str, ...]) -> Iterator[Metric]:
         """What the gateway has counted itself since it started."""
         for spec in HISTOGRAMS:
             family = HistogramMetricFamily(spec.name, spec.help, labels=_LABELS)
-            self.samples.histograms[spec.name].fill(family, labels)
+            named = dict(zip(_LABELS, labels, strict=True))
+            self.samples.histograms[spec.name].fill(family, named, self.samples.began_wall)
             yield family
         limited = CounterMetricFamily(
             "schedtop_steps_limited", "Steps by what kept them from doing more.", labels=(*_LABELS, "by")
@@ -193,7 +225,7 @@ class Metrics(Collector):
             labels=("model_name", "reason"),
         )  # fmt: skip
         for reason, count in self.samples.rejections.items():
-            rejected.add_metric((labels[0], reason), float(count))
+            rejected.add_metric((labels[0], reason), float(count), created=self.samples.began_wall)
         yield rejected
         yield CounterMetricFamily(
             "schedtop_step_records_missed", "Steps that the histograms of this page have not seen.",

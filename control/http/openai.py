@@ -15,6 +15,7 @@ from schedtop.control.errors import CommandRefused
 from schedtop.control.http.answer import Response
 from schedtop.control.http.as_json import json_response
 from schedtop.control.http.auth import Caller
+from schedtop.control.http.body import body_of
 from schedtop.control.http.failures import ApiError
 from schedtop.control.http.generation import Generation, Plan
 from schedtop.control.http.keys import CALLER
@@ -52,30 +53,21 @@ class OpenAiRoutes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
-        body = parse(await request.read(), CompletionRequest)
+        body = parse(await body_of(request), CompletionRequest)
         info, tokenizer = self._service.info, await self._service.tokenizer()
         given = body.prompts()
-        prompts = [await _token_ids(tokenizer, prompt) for prompt in given]
+        prompts = [await token_ids(tokenizer, prompt) for prompt in given]
         plan = self._plan(request, body, prompts, info, "cmpl", DEFAULT_COMPLETION_TOKENS)
-        echoes = [_as_text(tokenizer, prompt) for prompt in given] if body.echo else None
+        echoes = [as_text(tokenizer, prompt) for prompt in given] if body.echo else None
         if body.echo and body.logprobs is not None:
             _ask_for_prompt(plan, body.logprobs)
         return await self._answer(request, body, plan, CompletionShape(tokenizer, body.num_logprobs()), echoes)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
-        body = parse(await request.read(), ChatRequest)
+        body = parse(await body_of(request), ChatRequest)
         info, tokenizer = self._service.info, await self._service.tokenizer()
-        try:
-            prompt = await asyncio.to_thread(
-                tokenizer.apply_chat_template,
-                body.plain_messages(),
-                add_generation_prompt=body.add_generation_prompt,
-            )
-        except ValueError as error:
-            raise ApiError(
-                400, f"the model's chat template refuses this: {error}", code="bad_request", param="messages"
-            ) from None
+        prompt = await chat_token_ids(tokenizer, body.plain_messages(), body.add_generation_prompt)
         room = (info.max_model_len or len(prompt) + 1) - len(prompt)
         plan = self._plan(request, body, [prompt], info, "chatcmpl", max(room, 1))
         return await self._answer(request, body, plan, ChatShape(tokenizer, body.num_logprobs()))
@@ -91,8 +83,7 @@ class OpenAiRoutes:
         prefix: str,
         default_max_tokens: int,
     ) -> Plan:
-        if body.model and body.model not in _names(info):
-            raise _no_such_model(body.model, info)
+        check_model(body.model, info)
         caller: Caller = request[CALLER]
         caller.check_priority(body.priority)
         if len(prompts) * body.n > MAX_ANSWERS:
@@ -100,8 +91,8 @@ class OpenAiRoutes:
                 400, f"{len(prompts)} prompts with n={body.n} are {len(prompts) * body.n} answers, the limit is "
                 f"{MAX_ANSWERS} per request: send several", code="bad_request", param="n",
             )  # fmt: skip
-        for prompt in prompts:
-            _check_length(len(prompt), info)
+        if not all(prompts):
+            raise ApiError(400, "the prompt is empty: give at least one token", code="bad_request", param="prompt")
         return Plan(
             request_id=_request_id(request, body, prefix),
             prompts=prompts,
@@ -112,6 +103,7 @@ class OpenAiRoutes:
             priority=body.priority,
             cache_salt=body.cache_salt,
             adapter=body.model if body.model in info.adapters else None,
+            caller=caller.name,
         )
 
     async def _answer(
@@ -134,6 +126,12 @@ class OpenAiRoutes:
                 raise
             finally:
                 generation.close()
+
+
+def check_model(name: str | None, info: EngineInfo) -> None:
+    """Raise `ApiError` 404 for a model that isn't served; none named is the one there is."""
+    if name and name not in _names(info):
+        raise _no_such_model(name, info)
 
 
 def _names(info: EngineInfo) -> list[str]:
@@ -167,7 +165,22 @@ def _request_id(request: web.Request, body: CommonRequest, prefix: str) -> str:
     return f"{prefix}-{own}"
 
 
-async def _token_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+async def chat_token_ids(
+    tokenizer: Tokenizer, messages: list[dict[str, object]], add_generation_prompt: bool
+) -> list[int]:
+    """Token ids of a conversation, made off the event loop. Raises `ApiError` 400 for what the template refuses."""
+    try:
+        return await asyncio.to_thread(
+            tokenizer.apply_chat_template, messages, add_generation_prompt=add_generation_prompt
+        )
+    except ValueError as error:
+        raise ApiError(
+            400, f"the model's chat template refuses this: {error}", code="bad_request", param="messages"
+        ) from None
+
+
+async def token_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
+    """Token ids of a prompt; a long text's are made off the event loop."""
     if not isinstance(prompt, str):
         return prompt
     if len(prompt) > LONG_TEXT:
@@ -182,21 +195,8 @@ def _ask_for_prompt(plan: Plan, num_logprobs: int) -> None:
     plan.tells_prompt = True
 
 
-def _as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+def as_text(tokenizer: Tokenizer, prompt: str | list[int]) -> str:
+    """The text of a prompt; halves of characters show as U+FFFD."""
     if isinstance(prompt, str):
         return prompt
     return b"".join(map(tokenizer.token_bytes, prompt)).decode(errors="replace")
-
-
-def _check_length(num_tokens: int, info: EngineInfo) -> None:
-    """Refuse early what can never run; the engine checks again."""
-    if num_tokens == 0:
-        raise ApiError(400, "the prompt is empty: give at least one token", code="bad_request", param="prompt")
-    if info.max_model_len is not None and num_tokens >= info.max_model_len:
-        raise ApiError(
-            400,
-            f"the prompt has {num_tokens} tokens, the limit is {info.max_model_len - 1} "
-            f"(max_model_len {info.max_model_len} less one for the answer); shorten it",
-            code="context_length_exceeded",
-            param="prompt",
-        )

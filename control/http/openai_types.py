@@ -5,7 +5,7 @@ no effect here. No HTTP in here.
 """
 
 import difflib
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 import msgspec
 
@@ -51,7 +51,39 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True):
+    """Any body of these routes."""
+
+    def check(self) -> None:
+        """Raise `ApiError` 400 naming the first field out of range."""
+
+
+class TokenizeRequest(Body, frozen=True, kw_only=True):
+    """Body of `/tokenize`: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+    def check(self) -> None:
+        """Raise `ApiError` 400 unless there is one thing to tokenise."""
+        if (self.prompt is None) == (not self.messages):
+            _refuse("prompt", "prompt: give either a prompt or messages")
+
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class DetokenizeRequest(Body, frozen=True, kw_only=True):
+    """Body of `/detokenize`."""
+
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+class CommonRequest(Body, frozen=True, kw_only=True):
     """Fields that completions and chat completions share."""
 
     model: str | None = None
@@ -205,10 +237,10 @@ class ChatRequest(CommonRequest, frozen=True, kw_only=True):
 
     def plain_messages(self) -> list[dict[str, object]]:
         """Messages whose content is text. Raises `ApiError` 400 for images and the like."""
-        return [{**message, "role": _role(message), "content": _text_of(message)} for message in self.messages]
+        return plain_messages(self.messages)
 
 
-AnyRequest = TypeVar("AnyRequest", bound=CommonRequest)
+AnyRequest = TypeVar("AnyRequest", bound=Body)
 T = TypeVar("T")
 
 
@@ -275,6 +307,11 @@ def _grammar(response_format: ResponseFormat | None) -> str | None:
     if response_format.json_schema is None or response_format.json_schema.schema is None:
         _bad("response_format", "json_schema", "needs json_schema.schema")
     return msgspec.json.encode(response_format.json_schema.schema).decode()
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, object]]:
+    """Messages whose content is text. Raises `ApiError` 400 for images and the like."""
+    return [{**message, "role": _role(message), "content": _text_of(message)} for message in messages]
 
 
 def _role(message: dict[str, Any]) -> str:

@@ -9,13 +9,16 @@ import msgspec
 
 from schedtop import __version__
 from schedtop.control.http.auth import Scope
-from schedtop.control.http.openai_types import ChatRequest, CompletionRequest
+from schedtop.control.http.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from schedtop.control.http.routes import COMMAND_ROUTES, CommandRoute
 from schedtop.engine.knobs import KnobSpec
 from schedtop.engine.snapshot import Viewport
 
 Json = dict[str, Any]
-_BODIES = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest}
+_BODIES: dict[str, type] = {
+    "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest,
+    "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest,
+}  # fmt: skip
 _REF = "#/components/schemas/{name}"
 _JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "choice": "string"}
 _ERROR: Json = {

@@ -3,6 +3,7 @@
 All of it begins anew with the gateway; what survives a restart is in the engine's own counters (`metrics.py`).
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -52,6 +53,8 @@ HISTOGRAMS = (
                   "Histogram of maximum number of requested generation tokens.", None),
     HistogramSpec("vllm:request_params_n", "Histogram of the n request parameter.", histogram.N_BOUNDS),
     HistogramSpec("vllm:request_params_max_tokens", "Histogram of the max_tokens request parameter.", None),
+    HistogramSpec("vllm:request_prefill_kv_computed_tokens",
+                  "Histogram of new KV tokens computed during prefill (excluding cached tokens).", None),
     HistogramSpec("vllm:request_num_preemptions", "Histogram of the number of times a request was preempted.",
                   histogram.PREEMPTIONS_BOUNDS),
     HistogramSpec("schedtop_step_duration_seconds", "Duration of a step, from planning to taken result.",
@@ -69,6 +72,8 @@ class Samples:
         self.limited: Counter[str] = Counter()
         self.rejections = dict.fromkeys(REJECTION_REASONS, 0)
         self.num_steps_missed = 0
+        self.began_wall = time.time()
+        """Since when the histograms count."""
         self.num_websockets = 0
         self._link = service.link
         self._boot_id = ""
@@ -85,6 +90,7 @@ class Samples:
     def _make_histograms(self, max_model_len: int | None) -> None:
         sizes = histogram.one_two_five(max_model_len)
         self.histograms = {spec.name: Histogram(spec.bounds or sizes) for spec in HISTOGRAMS}
+        self.began_wall = time.time()
 
     def take_welcome(self, welcome: Welcome) -> None:
         """Another engine: its steps are counted from one, its latencies are its own."""
@@ -142,17 +148,19 @@ class Samples:
         """Open relays."""
         self.num_websockets = count
 
-    def take_answer(self, answer: Answer, plan: Plan) -> None:
-        """A finished answer: its sizes, and the times we saw."""
+    def take_answer(self, answer: Answer, plan: Plan, siblings: Sequence[Answer]) -> None:
+        """A finished answer: its sizes, and the times we saw. What is the prompt's counts with its last answer."""
         observe = {
             "vllm:request_prompt_tokens": len(answer.prompt),
             "vllm:request_generation_tokens": answer.num_tokens,
-            "vllm:request_max_num_generation_tokens": answer.num_tokens,
-            "vllm:request_params_n": plan.n,
             "vllm:request_params_max_tokens": plan.sampling.max_tokens,
+            "vllm:request_prefill_kv_computed_tokens": len(answer.prompt) - answer.num_cached_tokens,
             "vllm:request_num_preemptions": self._num_preemptions.pop(answer.request_id, 0),
             **self._times(answer),
         }
+        if all(sibling.finish_reason for sibling in siblings):
+            observe["vllm:request_params_n"] = plan.n
+            observe["vllm:request_max_num_generation_tokens"] = max(sibling.num_tokens for sibling in siblings)
         for name, value in observe.items():
             self.histograms[name].observe(value)
 

@@ -6,10 +6,10 @@ No routes in here.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from schedtop.control.http.failures import ApiError
-from schedtop.control.http.generation import Answer, Plan
+from schedtop.control.http.generation import Answer, OnAnswered, Plan
 from schedtop.control.http.health import StallWatch
 from schedtop.control.http.link import EngineLink, tell
 from schedtop.control.http.text import Tokenizer
@@ -34,7 +34,7 @@ class Service:
         self.link = link
         self.is_leaving = False
         """Set first at shutdown: not ready, no new requests, live ones go on."""
-        self.on_answered: list[Callable[[Answer, Plan], None]] = []
+        self.on_answered: list[OnAnswered] = []
         self.on_refused: list[Callable[[str, str], None]] = []
         """Called with code and message of each request the engine didn't take."""
         self._stall_limit_s = stall_limit_s
@@ -84,9 +84,9 @@ class Service:
         with contextlib.suppress(ApiError):  # told to the first request instead
             await self.tokenizer()
 
-    def answered(self, answer: Answer, plan: Plan) -> None:
+    def answered(self, answer: Answer, plan: Plan, siblings: Sequence[Answer]) -> None:
         """An answer has ended: tell whoever counts them."""
-        tell(self.on_answered, answer, plan)
+        tell(self.on_answered, answer, plan, siblings)
 
     def refused(self, code: str, message: str) -> None:
         """The engine didn't take a request: tell whoever counts them."""

@@ -1,4 +1,4 @@
-"""Counts HTTP requests by route, method and status class, under the names vLLM's server uses.
+"""Counts HTTP requests by route, method and status class, and their sizes, under the names vLLM's server uses.
 
 Labels come from our own route table: a path or method nobody serves counts as `none`.
 """
@@ -7,9 +7,11 @@ import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 
 DURATION_BOUNDS = (0.1, 0.5, 1.0)
+HIGH_RESOLUTION_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5,
+                          5.0, 7.5, 10.0, 30.0, 60.0)  # fmt: skip
 NO_ROUTE = "none"
 
 
@@ -25,6 +27,17 @@ class Traffic:
             "http_request_duration_seconds", "Time until the response was complete, by handler.",
             ("handler", "method"), buckets=DURATION_BOUNDS, registry=registry,
         )  # fmt: skip
+        self._duration_of_all = Histogram(
+            "http_request_duration_highr_seconds", "Time until the response was complete, all handlers together.",
+            buckets=HIGH_RESOLUTION_BOUNDS, registry=registry,
+        )  # fmt: skip
+        self._request_size = Summary(
+            "http_request_size_bytes", "Content length of requests, by handler.", ("handler",), registry=registry
+        )
+        self._response_size = Summary(
+            "http_response_size_bytes", "Content length of responses, by handler; 0 for streams.", ("handler",),
+            registry=registry,
+        )  # fmt: skip
 
     @property
     def middleware(self) -> Middleware:
@@ -34,12 +47,18 @@ class Traffic:
         async def count(request: web.Request, handler: Handler) -> web.StreamResponse:
             start = time.monotonic()
             response = await handler(request)
-            route, method = _labels(request)
-            self._requests.labels(route, method, f"{response.status // 100}xx").inc()
-            self._duration.labels(route, method).observe(time.monotonic() - start)
+            self._take(request, response, time.monotonic() - start)
             return response
 
         return count
+
+    def _take(self, request: web.Request, response: web.StreamResponse, seconds: float) -> None:
+        route, method = _labels(request)
+        self._requests.labels(route, method, f"{response.status // 100}xx").inc()
+        self._duration.labels(route, method).observe(seconds)
+        self._duration_of_all.observe(seconds)
+        self._request_size.labels(route).observe(request.content_length or 0)
+        self._response_size.labels(route).observe(response.content_length or 0)
 
 
 def _labels(request: web.Request) -> tuple[str, str]:

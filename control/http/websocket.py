@@ -30,6 +30,8 @@ MAX_SESSIONS = 64
 """WebSockets open at once."""
 HEARTBEAT_S = 20.0
 WRITE_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 0.5
+"""How long a client may take to answer that we are closing."""
 MAX_CLIENT_NAME = 64
 
 
@@ -49,7 +51,9 @@ class WebSocketRelay:
             reader, writer = await asyncio.open_unix_connection(self._target)
         except OSError as error:
             raise Disconnected(f"no engine answers at {self._target}: {error}") from None
-        socket = web.WebSocketResponse(max_msg_size=MAX_REQUEST_BYTES, heartbeat=HEARTBEAT_S, compress=False)
+        socket = web.WebSocketResponse(
+            timeout=CLOSE_TIMEOUT_S, max_msg_size=MAX_REQUEST_BYTES, heartbeat=HEARTBEAT_S, compress=False
+        )
         try:
             await socket.prepare(request)
             self._sockets.add(socket)
@@ -62,9 +66,12 @@ class WebSocketRelay:
         return socket
 
     async def close(self) -> None:
-        """End all sessions."""
-        for socket in list(self._sockets):
-            await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the gateway is shutting down")
+        """End all sessions, all at once: none waits for another's client."""
+        goodbye = b"the gateway is shutting down"
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * CLOSE_TIMEOUT_S), asyncio.TaskGroup() as group:
+                for socket in self._sockets:
+                    group.create_task(socket.close(code=WSCloseCode.GOING_AWAY, message=goodbye))
 
     async def _relay(
         self, socket: web.WebSocketResponse, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller

@@ -20,6 +20,7 @@ from schedtop.control.server import ControlServer
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.knobs import initial_knobs
+from schedtop.engine.kv.connector.attach import attach_store, open_store
 from schedtop.engine.loop import EngineLoop
 from schedtop.engine.runner.fake import FakeRunner, NextToken
 from schedtop.engine.sched.output import ModelRunnerOutput, SchedulerOutput
@@ -165,13 +166,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 async def start_world(folder: Path) -> AsyncIterator[StartWorld]:
-    """Starts engine and gateway; keywords: `next_token`, `step_s`, `knobs`, `gateway`, and fields of EngineConfig."""
+    """Starts engine and gateway; keywords: those of `start`, and fields of EngineConfig."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
             next_token: NextToken = letters, knobs: dict[str, Any] | None = None, gateway: dict[str, Any] | None = None,
             load_tokenizer: Any = lambda info: ByteTokenizer(), step_s: float = 0.0, eos: Any = (),
-            runner: Any = None,
+            runner: Any = None, kv_store: str = "",
             grammars: Any = None, **config: Any,
         ) -> World:  # fmt: skip
             settings = EngineConfig(**{"max_model_len": 256, **config})
@@ -179,6 +180,8 @@ async def start_world(folder: Path) -> AsyncIterator[StartWorld]:
             core = EngineCore(
                 settings, runner, initial_knobs(settings, **(knobs or {})), eos_token_ids=eos, grammar_backend=grammars
             )
+            if kv_store:
+                attach_store(core, runner, open_store(kv_store, runner.memory.format("fake", "")))
             served = Served(folder, core, runner)
             served.start()
             stack.callback(served.stop)

@@ -210,26 +210,6 @@ async def test_a_gateway_that_starts_later_shows_the_same_totals(start_world) ->
     assert first['vllm:generation_tokens_total{engine="0",model_name="fake"}'] == 30
 
 
-async def test_a_benchmarks_shape_of_traffic_is_served_whole(start_world) -> None:
-    """Many streams at once with ignore_eos, seeds and usage, as serving benchmarks send them."""
-    world = await start_world(max_num_batched_tokens=128, num_kv_blocks=60)
-
-    async def one(index: int) -> int:
-        body = {
-            "model": "fake", "prompt": "x" * (8 + index), "temperature": 0.0, "repetition_penalty": 1.0,
-            "max_tokens": 16, "logprobs": None, "stream": True, "ignore_eos": True, "seed": index,
-            "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        async with world.post("/v1/completions", body) as response:
-            lines = [line for line in (await response.text()).splitlines() if line.startswith("data: {")]
-        return json.loads(lines[-1][6:])["usage"]["completion_tokens"]
-
-    assert await asyncio.gather(*map(one, range(40))) == [16] * 40
-    snapshot = await world.snapshot()
-    assert snapshot.counters.finished == {"length": 40}
-    assert (snapshot.num_running, snapshot.pool.in_use) == (0, 0)
-
-
 async def test_five_streams_at_shutdown_end_whole_but_the_one_that_needs_too_long(start_world) -> None:
     """The engine shuts down: readiness goes first, four end whole, the fifth is told."""
     world = await start_world(step_s=STEP_S, max_model_len=4096)

@@ -290,7 +290,42 @@ async def test_one_token_over_the_models_length_is_refused_and_leaves_no_trace(s
     assert (status, body["choices"][0]["finish_reason"], body["usage"]["completion_tokens"]) == (200, "length", 1)
     for _ in range(10):
         assert (await world.complete("x" * 16, max_tokens=4))[0] == 200
-    assert (await world.snapshot()).num_waiting == 0
+    snapshot = await world.snapshot()
+    assert (snapshot.num_waiting, snapshot.counters.refused, snapshot.counters.added) == (0, 2, 11)
+
+
+async def test_a_prompt_too_long_is_refused_with_the_code_that_clients_know(world) -> None:
+    status, body = await world.complete(["short", "x" * 300])
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+    snapshot = await world.until(lambda s: s.num_running + s.num_waiting == 0)
+    assert (snapshot.counters.refused, snapshot.pool.in_use) == (1, 0)
+
+
+async def test_text_and_messages_are_tokenised_and_tokens_made_text_again(world) -> None:
+    status, body = await world.send("POST", "/tokenize", {"model": "fake", "prompt": "h\u00ef"}, token=None)
+    assert (status, body) == (200, {"count": 3, "max_model_len": 256, "tokens": [104, 195, 175], "token_strs": None})
+    _, chat = await world.send("POST", "/tokenize", {
+        "messages": [{"role": "user", "content": "hi"}], "return_token_strs": True})  # fmt: skip
+    assert "".join(chat["token_strs"]) == "user: hi\nassistant: "
+    _, back = await world.send("POST", "/detokenize", {"model": "fake", "tokens": body["tokens"]})
+    assert back == {"prompt": "h\u00ef"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/tokenize", {}, "either a prompt or messages"),
+        ("/tokenize", {"prompt": "x", "messages": [{"role": "user"}]}, "either a prompt or messages"),
+        ("/tokenize", {"prompt": "x", "model": "other"}, "isn't served here"),
+        ("/detokenize", {"tokens": [-1]}, ">= 0"),
+        ("/detokenize", {"tokens": "x"}, "array"),
+        ("/detokenize", {}, "tokens"),
+    ],
+)
+async def test_what_cant_be_tokenised_is_refused_by_name(world, path, body, words) -> None:
+    status, answer = await world.send("POST", path, body)
+    assert status in (400, 404)
+    assert words in answer["error"]["message"]
 
 
 JSON = st.recursive(
