@@ -7,13 +7,16 @@ engine, no screen and no retry policy: when the connection is gone, it says why 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
+
+import msgspec
 
 from schedtop.control.coalesce import TokenBuffer
-from schedtop.control.discovery import is_url
-from schedtop.control.errors import BadFrame, CommandRefused, Disconnected, NoReply
+from schedtop.control.discovery import check_path_length, is_url
+from schedtop.control.errors import BadFrame, CommandRefused, Disconnected, NoReply, SocketRefused
 from schedtop.control.framing import (
     MAX_PUBLISHED_BYTES,
     FrameReader,
@@ -233,10 +236,22 @@ def _encode(envelope: Envelope) -> bytes:
     try:
         return encode(envelope)
     except OverflowError:
-        limits = f"{-(1 << 63)} to {(1 << 64) - 1}"
+        limits = f"{-(1 << 63)} to {(1 << 64) - 1}, which is what a message can carry"
+        number = next(_too_large(msgspec.to_builtins(envelope.command)))
         raise CommandRefused(
-            "bad_command", f"a number in {type(envelope.command).__name__} is outside {limits}"
+            "bad_command", f"{type(envelope.command).__name__}: {number} is outside {limits}"
         ) from None
+
+
+def _too_large(value: Any) -> Iterator[int]:
+    """The whole numbers in a command that don't fit 64 bits."""
+    match value:
+        case dict():
+            yield from (number for inner in value.values() for number in _too_large(inner))
+        case list():
+            yield from (number for inner in value for number in _too_large(inner))
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            yield value
 
 
 def _join_events(first: EventBatch, second: EventBatch) -> EventBatch:
@@ -251,7 +266,10 @@ async def _open_stream(target: str) -> FrameStream:
 
         return await open_websocket(target)
     try:
+        check_path_length(Path(target))
         reader, writer = await asyncio.open_unix_connection(target)
+    except SocketRefused as error:
+        raise Disconnected(str(error)) from None
     except (OSError, ValueError) as error:
         raise Disconnected(f"no engine answers on {target}: {error}; is it running?") from None
     return _UnixStream(reader, writer)

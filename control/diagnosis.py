@@ -110,7 +110,7 @@ def _look_at_entry(path: Path) -> Iterator[Finding]:
         what = f"{path} is left of an engine that was killed: the next one of that name takes it over, or remove it"
         yield Finding(Verdict.NOTE, f"socket {path.name}", what)
     elif path.suffix == ".token" and stat.S_IMODE(mode) & 0o077:
-        what = f"others can read {path} and so turn knobs: chmod 600 it and restart its gateway for a new token"
+        what = f"others can read {path} and so turn knobs: remove it and restart its gateway, which makes a new one"
         yield Finding(Verdict.BAD, f"token {path.name}", what)
 
 

@@ -106,6 +106,8 @@ def resolve(connect: str | None) -> str:
     Raises `NoEngine` when the choice is empty or open; the message says how to go on.
     """
     if target := connect or os.environ.get(CONNECT_VARIABLE):
+        if "://" in target and not is_url(target):
+            raise NoEngine(f"{target} is neither a socket's path nor the http:// or https:// address of a gateway")
         return target
     live = discover()
     if not live:

@@ -13,8 +13,8 @@ from typing import Literal
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.door import check_at_the_door, check_media
 from schedtop.engine.encoder.cache import MediaItem
-from schedtop.engine.errors import Conflict, SchedtopError
-from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, change_knobs, knob_table
+from schedtop.engine.errors import SchedtopError
+from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, change_knobs, check_generation, knob_table
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, Touched
 from schedtop.engine.publish import build_snapshot, step_record
 from schedtop.engine.request import Request, State
@@ -317,11 +317,7 @@ class EngineCore:
         self, changes: Mapping[str, KnobValue], expect_generation: int | None = None, dry_run: bool = False
     ) -> KnobChange:
         """Check and replace the knobs, all or none. Raises `KnobRefused` or `Conflict`."""
-        if expect_generation is not None and expect_generation != self.generation:
-            raise Conflict(
-                f"the change is based on generation {expect_generation}, the knobs are at {self.generation}: "
-                "somebody changed them since; read them again and repeat"
-            )
+        check_generation(expect_generation, self.generation)
         old = self.scheduler.knobs
         new = change_knobs(old, changes, self.knob_table)
         names = [name for name in KNOB_NAMES if name in changes]

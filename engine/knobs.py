@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.errors import KnobRefused
+from schedtop.engine.errors import Conflict, KnobRefused
 
 
 class SchedulingPolicy(StrEnum):
@@ -172,6 +172,16 @@ def initial_knobs(config: EngineConfig, **overrides: Any) -> Knobs:
         num_speculative_tokens=config.max_num_speculative_tokens,
     )
     return change_knobs(knobs, overrides, knob_table(config))
+
+
+def check_generation(expected: int | None, actual: int) -> None:
+    """Raise `Conflict` for a change that is based on other knobs than there are; None = based on whatever is there."""
+    if expected is None or expected == actual:
+        return
+    why = "somebody changed them since" if 0 <= expected < actual else "this engine was never there, or began anew"
+    raise Conflict(
+        f"the change is based on generation {expected}, the knobs are at {actual}: {why}; read them again and repeat"
+    )
 
 
 def change_knobs(knobs: Knobs, changes: Mapping[str, Any], table: tuple[KnobSpec, ...]) -> Knobs:

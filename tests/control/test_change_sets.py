@@ -93,6 +93,17 @@ async def test_a_stale_change_is_refused_and_shown_what_it_conflicts_with(serve)
         assert ack.generation == 2
 
 
+async def test_a_generation_the_engine_never_had_is_not_blamed_on_somebody(serve):
+    engine = serve()
+    async with engine.client() as client:
+        for generation in (-3, 5):
+            with pytest.raises(
+                CommandRefused, match=f"generation {generation}.*this engine was never there"
+            ) as refusal:
+                await client.request(SetKnobs(changes={"max_num_seqs": 2}, expect_generation=generation))
+            assert refusal.value.code == "conflict"
+
+
 async def test_a_dry_run_gives_the_same_answer_and_changes_nothing(serve):
     engine = serve()
     async with engine.client() as client:
@@ -281,6 +292,6 @@ def make_change() -> Change:
 async def test_a_number_that_no_message_can_carry_is_refused_before_it_is_sent(serve):
     engine = serve()
     async with engine.client() as client:
-        with pytest.raises(CommandRefused, match="outside"):
+        with pytest.raises(CommandRefused, match=f"SetKnobs: {10**30} is outside .* which is what a message can carry"):
             await change(client, max_num_seqs=10**30)
         assert (await knobs_of(engine, client)).max_num_seqs == 8

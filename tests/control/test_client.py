@@ -187,6 +187,12 @@ async def test_nobody_at_the_path_is_told_with_the_path(folder):
         await Client.connect(str(folder / "none.sock"), name="test")
 
 
+async def test_a_path_too_long_for_a_socket_is_told_with_its_length(folder):
+    path = str(folder / ("x" * 150))
+    with pytest.raises(Disconnected, match=f"has {len(path)} bytes, the limit is 107"):
+        await Client.connect(path, name="test")
+
+
 async def test_a_server_that_never_answers_is_given_up(folder):
     async def silent(reader, writer):
         await reader.read()

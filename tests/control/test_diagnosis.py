@@ -83,7 +83,7 @@ def test_a_token_that_others_can_read_is_bad(runtime):
     (runtime / "e.token").chmod(0o644)
     _, (verdict, detail) = folder_findings(runtime)
     assert verdict is Verdict.BAD
-    assert "chmod 600" in detail and "secret" not in detail
+    assert "which makes a new one" in detail and "secret" not in detail
 
 
 def test_a_disk_that_is_nearly_full_is_bad(folder, monkeypatch):

@@ -56,6 +56,11 @@ def test_what_is_named_wins_over_the_environment_and_that_over_what_runs(engine,
     assert discovery.resolve("http://named:8000") == "http://named:8000"
 
 
+def test_an_address_of_another_kind_is_refused_as_such():
+    with pytest.raises(NoEngine, match="ftp://host is neither a socket's path nor"):
+        discovery.resolve("ftp://host")
+
+
 def test_stale_sockets_and_other_files_are_not_engines(engine):
     path = engine("live")
     with socket.socket(socket.AF_UNIX) as stale:

@@ -169,6 +169,21 @@ def test_cache_and_self_check(shell):
     assert "accounting is sound" in shell.run("self-check")
 
 
+def test_the_last_steps_are_shown_the_newest_last(shell, engine, with_requests):
+    assert shell.run("steps") == "no step has ended yet\n"
+    with_requests("r1", "r2")
+    shell.run("resume")
+    while len(shell.json("steps", "--last", "4096")) < 5:
+        pass
+    shell.run("pause")
+    lines = shell.run("steps", "--last", "3").splitlines()
+    assert lines[0].split()[:4] == ["step", "at", "ms", "forward"]
+    told = shell.json("steps", "--last", "3")
+    assert [int(line.split()[0]) for line in lines[1:]] == [record["step"] for record in told]
+    assert told[-1]["num_running"] == 2
+    assert "0 is not in the range" in shell.run("steps", "--last", "0", status=2)
+
+
 def test_the_audit_log_is_told_oldest_first_and_can_be_read_without_an_engine(shell, engine):
     shell.run("knobs", "set", "max_num_seqs=4", "--reason", "trial")
     shell.run("knobs", "set", "max_num_seqs=99", status=1)

@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "drain": ("schedtop.cli.ops:drain", "Let what runs end and admit nobody new."),
         "reset-cache": ("schedtop.cli.ops:reset_cache", "Forget all cached prefixes."),
         "self-check": ("schedtop.cli.ops:self_check", "Prove block and reference accounting on the live engine."),
+        "steps": ("schedtop.cli.steps:steps", "The last steps: how long, with whom, what held them up."),
         "audit": ("schedtop.cli.audit:audit", "Who changed what, when, and how it ended."),
         "play": ("schedtop.cli.play:play", "Run an operator playbook."),
         "model": ("schedtop.cli.foresight:model", "The step-time model, fitted from live steps."),
