@@ -93,6 +93,8 @@ def _of_engine(scene: Scene, snapshot: Snapshot) -> list[Alert]:
     if speed and speed.preemptions > STORM_PER_S and snapshot.pause is PauseState.RUNNING:
         text = f"THRASH: {rate(speed.preemptions)} preemptions/s, {rate(speed.lost)} computed tokens/s thrown away"
         alerts.append(Alert(Severity.BAD, "thrash", text))
+    if scene.view.update is not None and scene.view.update.shutting_down:
+        alerts.append(Alert(Severity.WARN, "shutting down", "the engine is ending: it takes no new requests"))
     if pending := (scene.view.update.pending_change if scene.view.update else None):
         left = max(0.0, pending.rolls_back_at_mono - scene.engine_now)
         text = f"change {pending.change_id} is undone in {left:.0f} s unless kept (K)"

@@ -76,7 +76,7 @@ LinkEvent = LinkUp | LinkDown | Received | Remembered | Audited
 class Sample:
     """What happened since the sample before: sums over its steps, for plots and rates.
 
-    `mono` is of the engine's monotonic clock, in seconds.
+    `mono` is of the engine's monotonic clock, in seconds; `num_running` and `num_waiting` are peaks.
     """
 
     mono: float
@@ -181,7 +181,12 @@ def _greeted(view: EngineView, welcome: Welcome, now: float) -> EngineView:
 def _updated(view: EngineView, update: SnapshotUpdate, now: float) -> EngineView:
     snapshot, before = update.snapshot, view.snapshot
     sample = sample_of(update.steps, snapshot.mono)
-    counted = replace(sample, num_running=snapshot.num_running, num_waiting=snapshot.num_waiting)
+    peaks = update.peaks
+    counted = replace(
+        sample,
+        num_running=max(snapshot.num_running, peaks.running if peaks else 0),
+        num_waiting=max(snapshot.num_waiting, peaks.waiting if peaks else 0),
+    )
     if before is not None and view.samples:
         old, new = before.counters, snapshot.counters
         counted = replace(
@@ -247,6 +252,17 @@ def rates(view: EngineView, now: float, window_s: float = 10.0) -> Rates | None:
         preemptions=sum(sample.preemptions for sample in after_first) / span,
         lost=sum(sample.lost_tokens for sample in after_first) / span,
     )
+
+
+PEAK_S = 10.0
+
+
+def peaks(view: EngineView, now: float) -> tuple[int, int]:
+    """The most that ran and that waited in the last `PEAK_S`: bursts that were over before the screen looked."""
+    since = view.engine_now(now) - PEAK_S
+    recent = list(takewhile(lambda sample: sample.mono >= since, reversed(view.samples)))
+    most_running = max((sample.num_running for sample in recent), default=0)
+    return most_running, max((sample.num_waiting for sample in recent), default=0)
 
 
 class Outcome(StrEnum):

@@ -245,13 +245,16 @@ def make_link(name: str = "demo", **overrides: Any) -> EngineLink:
     clock.now = 1000.0
     knobs = overrides.pop("knobs", {})
     read_only = overrides.pop("read_only", False)
+    runner_of: Callable[[StepModel, Callable[[float], None]], SimulatedRunner] = overrides.pop(
+        "runner", SimulatedRunner
+    )
     settings: dict[str, Any] = {
         "name": name, "model": "smollm2-135m", "num_kv_blocks": 257, "max_model_len": 4096,
         "max_num_batched_tokens": 512, "max_num_seqs": 16,
     }  # fmt: skip
     config = EngineConfig(**(settings | overrides))
     model = StepModel(base_s=0.008, per_sequence_s=0.0004, per_prefill_token_s=0.00002)
-    core = EngineCore(config, SimulatedRunner(model, clock.advance), initial_knobs(config, **knobs), clock=clock)
+    core = EngineCore(config, runner_of(model, clock.advance), initial_knobs(config, **knobs), clock=clock)
     return EngineLink(core, clock, name, read_only)
 
 

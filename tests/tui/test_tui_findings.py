@@ -1,45 +1,21 @@
 """Alerts and advice, each proved by a situation that provokes it and one that doesn't, on the real scheduler."""
 
-import msgspec
 import pytest
+from screen_watch import Watch, findings_of
 
-from schedtop.control.messages import SnapshotUpdate
 from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.snapshot import LimitedBy, Viewport
+from schedtop.engine.snapshot import LimitedBy
 from schedtop.tui.advisor import find
 from schedtop.tui.alerts import find_alerts
 from schedtop.tui.cells import plain
-from schedtop.tui.state import EngineView, LinkUp, Received, Scene, fold
+from schedtop.tui.state import Scene
 from schedtop.tui.views.decisions import decisions
 from schedtop.tui.views.overview import kv_line, preempted_line, sequences_line
 from schedtop.tui.views.requests import requests
 
 
-class Watch:
-    """Folds what an engine publishes, as a screen would."""
-
-    def __init__(self, link) -> None:
-        self.link = link
-        self.view = fold(EngineView(link.target), LinkUp(link.target, link.welcome()), link.clock())
-
-    def look(self, num_steps: int = 0) -> Scene:
-        """The scene after `num_steps` more steps, published every fourth."""
-        for done in range(0, max(1, num_steps), 4):
-            self.link.play(min(4, num_steps - done))
-            update = SnapshotUpdate(
-                snapshot=self.link.core.snapshot(Viewport()), steps=self.link._fresh, latencies=self.link.latencies()
-            )
-            self.link._fresh = []
-            self.view = fold(self.view, Received(self.link.target, update), self.link.clock())
-        return Scene(self.view, now=self.link.clock())
-
-
 def alerts_of(scene: Scene) -> str:
     return "\n".join(alert.text for alert in find_alerts(scene))
-
-
-def findings_of(scene: Scene) -> dict:
-    return {finding.name: finding for finding in find(scene)}
 
 
 def apply(scene: Scene, watch: Watch, name: str) -> None:
@@ -284,15 +260,6 @@ def test_room_set_aside_for_lengths_nobody_reaches_is_found_and_the_advice_lets_
 
 def test_room_set_aside_for_short_answers_is_no_finding(new_link, send) -> None:
     assert "over-provisioned context" not in findings_of(reserved(new_link, send, max_tokens=50).look(8))
-
-
-def test_drafts_that_are_never_accepted_are_advised_against(new_link) -> None:
-    scene = Watch(new_link(max_num_speculative_tokens=4)).look()
-    assert "drafts don't pay" not in findings_of(scene)
-    counters = msgspec.structs.replace(scene.view.snapshot.counters, draft_tokens=1000, accepted_tokens=50)
-    snapshot = msgspec.structs.replace(scene.view.snapshot, counters=counters)
-    view = fold(scene.view, Received("", SnapshotUpdate(snapshot=snapshot)), scene.now)
-    assert findings_of(Scene(view, now=scene.now))["drafts don't pay"].changes == {"num_speculative_tokens": 0}
 
 
 def test_nothing_is_advised_on_stale_data(new_link, send) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from textual import events
 
-from schedtop.tui.cells import Line, clean, cut, fit, wrap
+from schedtop.tui.cells import Line, clean, cut, fit, width_of, wrap
 from schedtop.tui.keys import help_lines
 from schedtop.tui.screens.dialog import Dialog
 from schedtop.tui.views.audit import LONG_HEAD, long_row
@@ -25,22 +25,34 @@ LEGEND: Sequence[Line] = (
 )  # fmt: skip
 
 
-ANSWERS: Sequence[Line] = (
+_WHO_AND_WHY: Sequence[Line] = (
     (("What operators ask first", "title"),),
-    (("  Who was preempted last, and for whom?  ", "strong"), ("6", "key"),
-     (": first line: the victim ← for whom, and what it cost", "text")),
-    (("  Why does the first in the queue wait?  ", "strong"), ("3", "key"),
-     (": on the line between running and waiting; ", "text"), ("Enter", "key"), (" on a row tells more", "text")),
-    (("  What is the token budget?              ", "strong"), ("1", "key"),
-     (": used / budget of the last step; the knob is max_num_batched_tokens", "text")),
-    (("  How do I change it safely?             ", "strong"), ("5", "key"),
-     (" + - or a number stages it: nothing is sent, the panel shows what it would do.", "text")),
-    (("                                         ", "text"), ("c", "key"),
-     (" applies it for 60 s: it undoes itself unless ", "text"), ("K", "key"), (" keeps it. ", "text"), ("u", "key"),
-     (" undoes, ", "text"), ("Esc", "key"), (" drops.", "text")),
+    (("  Who was preempted last, and for whom?", "strong"),),
+    (("    the line `preempted` near the top; all of them: ", "text"), ("6", "key")),
+    (("  Why does the first in the queue wait?", "strong"),),
+    (("    the line `next` near the top; ", "text"), ("Enter", "key"), (" on a request tells more", "text")),
+)
+ANSWERS: Sequence[Line] = (
+    *_WHO_AND_WHY,
+    (("  What is the token budget, and how do I change it safely?", "strong"),),
+    (("    `budget`: used/allowed tokens of a step; its knob is max_num_batched_tokens", "text"),),
+    (("    ", "text"), ("5", "key"), (" then ", "text"), ("+ -", "key"),
+     (" or a number stages it: nothing is sent; range and forecast show", "text")),
+    (("    ", "text"), ("c", "key"), (" applies it for 60 s: undone by itself unless ", "text"), ("K", "key"),
+     (" keeps it; ", "text"), ("u", "key"), (" undoes", "text")),
     (),
 )  # fmt: skip
-ANSWERS_REPLAY: Sequence[Line] = (*ANSWERS[:4], ())
+ANSWERS_REPLAY: Sequence[Line] = (*_WHO_AND_WHY, ())
+
+
+def hung(line: Line, width: int) -> list[Line]:
+    """A line whose last span is broken, where it doesn't fit, to go on below its own beginning."""
+    if width_of(line) <= width or len(line) < 2:
+        return [line]
+    indent = width_of(line[:-1])
+    text, role = line[-1]
+    first, *rest = wrap(text, max(8, width - indent)) or [""]
+    return [(*line[:-1], (first, role)), *(((" " * indent, "text"), (more, role)) for more in rest)]
 
 
 class HelpDialog(Dialog[None]):
@@ -60,7 +72,8 @@ class HelpDialog(Dialog[None]):
     def body(self, width: int) -> list[Line]:
         """What is asked first, the key table in words, how to read the screen."""
         answers = ANSWERS_REPLAY if self._is_replay else ANSWERS
-        return [*answers, *help_lines(self._keymap, self._dead, self._is_replay), *LEGEND]
+        keys = [part for line in help_lines(self._keymap, self._dead, self._is_replay) for part in hung(line, width)]
+        return [*answers, *keys, *LEGEND]
 
 
 class ConfirmDialog(Dialog[bool]):

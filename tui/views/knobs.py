@@ -136,7 +136,10 @@ def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False)
     foreseen = (
         prospect_lines(scene.ui.prospect, width, 1 if is_short else 3) if scene.ui.prospect and scene.ui.staged else []
     )
-    words = [] if is_short and len(foreseen) > 1 else wrap(spec.summary, width)[: 1 if is_short and foreseen else 2]
+    words = [] if is_short and len(foreseen) > 1 else wrap(spec.summary, width)
+    most = 1 if is_short and foreseen else 2
+    if len(words) > most:
+        words = [*words[: most - 1], cut(" ".join(words[most - 1 :]), width)]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]
     if staging.can_slide(spec):

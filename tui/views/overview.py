@@ -6,7 +6,7 @@ from schedtop.engine.snapshot import PauseState, PoolUsage, Preemption, RequestR
 from schedtop.tui.alerts import Alert
 from schedtop.tui.cells import Line, Span, between, cell_len, clean, cut_id, fit, join, width_of
 from schedtop.tui.format import FILL, UNKNOWN, age, bar, count, duration, percent, rate
-from schedtop.tui.state import Outcome, Phase, Scene, rates
+from schedtop.tui.state import PEAK_S, Outcome, Phase, Scene, peaks, rates
 
 LATENCY_NAMES = ("ttft", "itl", "e2e", "queue", "step")
 SHORT_REASONS = {
@@ -90,7 +90,7 @@ def budget_line(snapshot: Snapshot, width: int, label: str = "") -> Line:
         budget = snapshot.knobs.max_num_batched_tokens
         return fit([*head, (f"{UNKNOWN}/{budget}", "strong"), (" tokens a step, no step yet", "dim")], width)
     used = step.num_prefill_tokens + step.num_decode_tokens + step.num_draft_tokens
-    left: list[Span] = [*head, (f"{f'{used}/{step.budget}':<11}", "strong"), (" tok ", "dim")]
+    left: list[Span] = [*head, (f"{used}/{step.budget}".ljust(11 if label else 0), "strong"), (" tok ", "dim")]
     right: list[Span] = [
         (f" prefill {step.num_prefill_tokens:>4}", "prefill"),
         (f" decode {step.num_decode_tokens:>3}", "decode"),
@@ -122,7 +122,19 @@ def sequences_line(scene: Scene, snapshot: Snapshot, width: int) -> Line:
         *_limit(snapshot),
     ]
     speed = rates(scene.view, scene.now)
-    return between(left, [(f" {rate(speed.generated if speed else None):>5} tok/s", "strong")], width)
+    right: list[Span] = [(f" {rate(speed.generated if speed else None):>5} tok/s", "strong")]
+    peak = _peak(scene, snapshot)
+    if width_of([*left, *peak, *right]) <= width:
+        left += peak
+    return between(left, right, width)
+
+
+def _peak(scene: Scene, snapshot: Snapshot) -> list[Span]:
+    """Bursts that were over before this snapshot."""
+    running, waiting = peaks(scene.view, scene.now)
+    words = [f"{most} {name}" for most, now, name in ((running, snapshot.num_running, "running"),
+             (waiting, snapshot.num_waiting, "waiting")) if most > now]  # fmt: skip
+    return [(f"  peak in {PEAK_S:.0f} s: {', '.join(words)}", "dim")] if words else []
 
 
 def _limit(snapshot: Snapshot) -> list[Span]:
