@@ -20,7 +20,9 @@ from schedtop.control.messages import (
     GetSnapshot,
     Goodbye,
     Hello,
+    HoldRequests,
     Pause,
+    RequestFilter,
     Resume,
     SetKnobs,
     SnapshotUpdate,
@@ -217,11 +219,18 @@ async def test_every_field_of_a_row_can_be_sorted_by(serve, make_request):
     engine = serve()
     async with engine.client() as client:
         await client.request(Pause())
-        for name in ("a", "b", "c"):
-            await client.request(make_request(name))
-        for field in RequestRow.__struct_fields__:
-            snapshot = await engine.snapshot(client, sort=field, descending=True)
-            assert snapshot.num_waiting_matched == 3
+        for name, num_prompt, priority in (("b", 16, 3), ("c", 48, -1), ("a", 32, 7), ("d", 20, 0)):
+            await client.request(make_request(name, num_prompt, num_prompt + 3, priority=priority))
+        await client.request(HoldRequests(select=RequestFilter(ids=["d"])))
+        for field in sorted(set(RequestRow.__struct_fields__) - {"position", "wait_detail"}):
+            for descending in (False, True):
+                snapshot = await engine.snapshot(client, sort=field, descending=descending)
+                assert snapshot.num_waiting_matched == 4
+                found = [getattr(row, field) for row in snapshot.waiting]
+                if field == "wait_reason":
+                    assert snapshot.waiting[0 if descending else -1].request_id == "d"
+                else:
+                    assert found == sorted(found, key=lambda value: (value is not None, value), reverse=descending)
 
 
 async def test_the_engines_identity_can_be_asked_for_again(serve):
