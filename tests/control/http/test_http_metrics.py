@@ -194,6 +194,67 @@ async def test_requests_added_are_those_ended_and_those_alive_at_every_scrape(st
     )
 
 
+async def test_the_equation_holds_at_every_scrape_through_cuts_in_every_state(start_world) -> None:
+    """5 end by themselves, 5 are cut after their first token, 5 while queued, 2 are refused."""
+    world = await start_world(step_s=0.003, max_num_seqs=10, knobs={"max_num_queued_reqs": 5})
+    is_over = asyncio.Event()
+
+    async def scrape() -> int:
+        count = 0
+        while not is_over.is_set():
+            added, accounted = _balance(await world.metrics())
+            assert added == accounted
+            count += 1
+        return count
+
+    scraping = asyncio.create_task(scrape())
+    normal = [asyncio.create_task(world.complete("x" * 16, max_tokens=60)) for _ in range(5)]
+    body = {"prompt": "y" * 16, "max_tokens": 200, "stream": True}
+    streams = [await world.post("/v1/completions", body) for _ in range(5)]
+    await world.until(lambda s: s.num_running == 10 and s.counters.first_tokens == 10)
+    queued = [asyncio.create_task(world.complete("z" * 16, max_tokens=60)) for _ in range(5)]
+    await world.until(lambda s: s.num_waiting == 5)
+    assert [status for status, _ in [await world.complete("w") for _ in range(2)]] == [429, 429]
+    await leave(queued)
+    for stream in streams:
+        stream.close()
+    assert {status for status, _ in await asyncio.gather(*normal)} == {200}
+    await world.until(lambda s: s.num_running + s.num_waiting == 0)
+    is_over.set()
+    assert await scraping > 0
+    metrics = await world.metrics()
+    assert _balance(metrics) == (15, 15)
+    assert metrics[f"schedtop_requests_refused_total{LABELS}"] == 2
+    ended = {name: value for name, value in metrics.items() if "request_success_total" in name and value}
+    assert sorted(ended.values()) == [5, 10]
+
+
+async def test_first_tokens_are_counted_once_each_through_preemptions_aborts_and_several_answers(start_world) -> None:
+    """20 requests, three of them for two answers; 6 are preempted after their first token, 4 cut after it."""
+    world = await start_world(step_s=0.003)
+    body = {"prompt": "x" * 16, "max_tokens": 200, "stream": True}
+    streams = [
+        await world.post("/v1/completions", {**body, "request_id": f"r{index}", "n": 2 if index < 3 else 1})
+        for index in range(20)
+    ]
+    await world.until(lambda s: s.counters.first_tokens == 23)
+    ids = [f"cmpl-r{index}" for index in range(10, 16)]
+    _, ack = await world.send("POST", "/control/v1/requests/preempt", {"select": {"ids": ids}})
+    assert sorted(ack["touched"]["changed"]) == ids
+    for stream in streams[16:]:
+        stream.close()
+    await asyncio.gather(*(stream.read() for stream in streams[:16]))
+    await world.until(lambda s: s.num_running + s.num_waiting == 0)
+    await _steps_seen(world)
+    metrics = await world.metrics()
+    assert metrics[f"vllm:num_preemptions_total{LABELS}"] == 6
+    for name in ("vllm:time_to_first_token_seconds_count", "schedtop_first_tokens_total"):
+        assert metrics[f"{name}{LABELS}"] == 23, name
+    assert metrics[f"vllm:e2e_request_latency_seconds_count{LABELS}"] == 19
+    gaps = metrics[f"vllm:inter_token_latency_seconds_count{LABELS}"]
+    assert gaps == metrics[f"vllm:generation_tokens_total{LABELS}"] - 23
+
+
 async def test_each_sequence_gives_one_first_token_sample_whatever_happens_to_it(start_world) -> None:
     world = await start_world(num_kv_blocks=13, max_num_batched_tokens=64)
     bodies = [{"prompt": chr(97 + index) * 32, "max_tokens": 20} for index in range(6)]
