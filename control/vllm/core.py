@@ -15,7 +15,18 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy as VllmPolicy
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.request import RequestStatus as VllmStatus
 
-from schedtop.control.vllm.rows import in_schedule_order, kv_map, pool_usage, request_row, row_status, waiting_by_reason
+from schedtop.control.vllm.rows import (
+    in_schedule_order,
+    kv_map,
+    num_aside,
+    num_waiting,
+    pool_usage,
+    queues,
+    request_row,
+    row_status,
+    unordered,
+    waiting_by_reason,
+)
 from schedtop.control.vllm.watch import Books
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.errors import Conflict
@@ -114,7 +125,7 @@ class VllmCore:
         if before == priority:
             return False
         request.priority = priority
-        for queue in (self._scheduler.waiting, self._scheduler.kv_holding_waiting):
+        for queue in queues(self._scheduler):
             if (heap := getattr(queue, "_heap", None)) is not None:
                 heapq.heapify(heap)
         self.books.note(EventKind.PRIORITY_CHANGED, request.request_id, f"{before} -> {priority}")
@@ -182,27 +193,36 @@ class VllmCore:
     @property
     def knobs(self) -> Knobs:
         """Our knobs, read from vLLM's attributes; what vLLM doesn't have stands at our default."""
-        scheduler = self._scheduler
-        table = {spec.name for spec in self.knob_table}
-        values: dict[str, Any] = {
-            "max_num_batched_tokens": getattr(scheduler, "max_num_scheduled_tokens", 1),
-            "max_num_seqs": getattr(scheduler, "max_num_active_reqs", 1),
-            "long_prefill_token_threshold": scheduler.scheduler_config.long_prefill_token_threshold,
-            "long_prefill_token_threshold_adaptive": getattr(scheduler, "adaptive_long_prefill_threshold", False),
-            "watermark": self._watermark(),
-            "reserve_full_prompt": getattr(scheduler, "scheduler_reserve_full_isl", True),
-            "policy": SchedulingPolicy(scheduler.policy.value),
+        scheduler, settings = self._scheduler, self._scheduler.scheduler_config
+        read: dict[str, Callable[[], Any]] = {
+            "max_num_batched_tokens": lambda: scheduler.max_num_scheduled_tokens,
+            "max_num_seqs": lambda: scheduler.max_num_active_reqs,
+            "long_prefill_token_threshold": lambda: settings.long_prefill_token_threshold,
+            "long_prefill_token_threshold_adaptive": lambda: scheduler.adaptive_long_prefill_threshold,
+            "watermark": self._watermark,
+            "reserve_full_prompt": lambda: scheduler.scheduler_reserve_full_isl,
+            "policy": lambda: SchedulingPolicy(scheduler.policy.value),
         }
         return Knobs(
-            **{name: value for name, value in values.items() if name in table},
-            enable_chunked_prefill=scheduler.scheduler_config.enable_chunked_prefill,
+            **{spec.name: read[spec.name]() for spec in self.knob_table},
+            enable_chunked_prefill=bool(getattr(settings, "enable_chunked_prefill", True)),
             prefix_caching=bool(getattr(scheduler.kv_cache_manager, "enable_caching", True)),
-            async_scheduling=bool(getattr(scheduler.scheduler_config, "async_scheduling", False)),
+            async_scheduling=bool(getattr(settings, "async_scheduling", False)),
         )
 
+    @property
+    def budget(self) -> int:
+        """Tokens that a step may compute."""
+        return int(getattr(self._scheduler, "max_num_scheduled_tokens", self.config.max_num_batched_tokens))
+
+    @property
+    def sequence_cap(self) -> int:
+        """How many requests may run."""
+        return int(getattr(self._scheduler, "max_num_active_reqs", self.config.max_num_seqs))
+
     def _watermark(self) -> float:
-        blocks = getattr(self._scheduler.kv_cache_manager, "watermark_blocks", 0)
-        return min(0.9, blocks / max(1, self.config.num_kv_blocks))
+        blocks = self._scheduler.kv_cache_manager.watermark_blocks
+        return float(min(0.9, blocks / max(1, self.config.num_kv_blocks)))
 
     def set_knobs(
         self, changes: Mapping[str, KnobValue], expect_generation: int | None = None, dry_run: bool = False
@@ -249,7 +269,7 @@ class VllmCore:
         """Rebuild both queues in the new order; preempted requests stay in front under fcfs."""
         scheduler = self._scheduler
         for name in ("waiting", "kv_holding_waiting"):
-            requests = list(in_schedule_order(getattr(scheduler, name)))
+            requests = list(unordered(getattr(scheduler, name)))
             if policy == VllmPolicy.FCFS:
                 requests.sort(key=lambda request: (request.status != VllmStatus.PREEMPTED, request.arrival_time))
             queue = create_request_queue(policy)
@@ -265,7 +285,8 @@ class VllmCore:
         """Whether, and how, vLLM is paused."""
         if self.is_draining:
             return PauseState.PAUSED_NEW
-        return _PAUSES[self._scheduler.pause_state]
+        state = getattr(self._scheduler, "pause_state", VllmPause.UNPAUSED)
+        return PauseState.RUNNING if state is VllmPause.UNPAUSED else _PAUSES[state]
 
     def pause(self, mode: Literal["abort", "wait", "keep"]) -> PauseState:
         """Pause; returns the state found. `wait` is our own: vLLM's would leave preempted requests stuck."""
@@ -298,8 +319,17 @@ class VllmCore:
         live = self._scheduler.requests.values()
         return sum(request.status in (VllmStatus.RUNNING, VllmStatus.PREEMPTED) for request in live)
 
+    def is_only_kept_back(self) -> bool:
+        """Whether an operator keeps from running all there is to do: then there is no reason to spin."""
+        scheduler = self._scheduler
+        if self.aborted or scheduler.running or not (self.held or self.is_draining):
+            return False
+        return not any(self.admits(request) for queue in queues(scheduler) for request in unordered(queue))
+
     def admits(self, request: Any) -> bool:
         """Whether an operator lets a waiting request be scheduled."""
+        if not (self.held or self.is_draining):
+            return True
         if request.request_id in self.held:
             return False
         return not self.is_draining or request.status == VllmStatus.PREEMPTED or bool(request.num_preemptions)
@@ -336,7 +366,6 @@ class VllmCore:
             iter(scheduler.running), viewport, viewport.running_offset, viewport.running_rows, is_waiting=False
         )
         waiting = self._rows(self._waiting(), viewport, viewport.waiting_offset, viewport.waiting_rows, is_waiting=True)
-        num_waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
         last = self.records[-1] if self.records else None
         request = scheduler.requests.get(viewport.detail) if viewport.detail else None
         return Snapshot(
@@ -347,14 +376,14 @@ class VllmCore:
             knobs=self.knobs,
             pause=self.pause_state,
             num_running=len(scheduler.running),
-            num_waiting=num_waiting,
-            num_deferred=len(scheduler.deferred_waiting),
+            num_waiting=num_waiting(scheduler),
+            num_deferred=num_aside(scheduler),
             waiting_by_reason=waiting_by_reason(scheduler, self.held, self.pause_state, books.last_limit),
             pool=pool_usage(scheduler, self.config),
             running=running,
             waiting=waiting,
             num_running_matched=len(scheduler.running),
-            num_waiting_matched=num_waiting,
+            num_waiting_matched=num_waiting(scheduler),
             last_step=last,
             counters=books.stats.counters(),
             recent_preemptions=list(books.stats.recent_preemptions)[-NUM_PREEMPTIONS_SHOWN:],
@@ -364,8 +393,8 @@ class VllmCore:
         )
 
     def _waiting(self) -> Iterator[Any]:
-        yield from in_schedule_order(self._scheduler.kv_holding_waiting)
-        yield from in_schedule_order(self._scheduler.waiting)
+        for queue in queues(self._scheduler):
+            yield from in_schedule_order(queue)
 
     def _rows(
         self, requests: Iterator[Any], view: Viewport, offset: int, count: int, is_waiting: bool

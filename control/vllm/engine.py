@@ -1,11 +1,14 @@
 """A vLLM scheduler behind the face that the control server knows from `EngineLoop`: an inbox, an outbox, a wake-up.
 
-Nothing here makes a system call while steps run: commands are read from a deque, results left in another one.
+Commands are read from a deque and results left in another one. A control thread that sleeps is woken by a third thread:
+writing to its wake-up pipe here would let go of the GIL, and getting that back can cost the engine milliseconds.
 """
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from schedtop.engine.errors import SchedtopError
@@ -28,6 +31,8 @@ class VllmEngine:
         self.is_alive = True
         self._wake_engine = wake_engine
         self._inbox: deque[Call] = deque()
+        self._rings: SimpleQueue[None] = SimpleQueue()
+        threading.Thread(target=self._ring_on, name="control-bell", daemon=True).start()
 
     def submit(self, operation: Callable[[Any], Any], tag: Any = None) -> Call:
         """Have `operation(core)` run at the next boundary; an idle engine is woken for it. Thread-safe."""
@@ -65,7 +70,12 @@ class VllmEngine:
         self.ring()
 
     def ring(self) -> None:
-        """Wake the control thread if it sleeps."""
+        """Have the control thread woken if it sleeps."""
         if self.watcher_parked:
             self.watcher_parked = False
+            self._rings.put(None)
+
+    def _ring_on(self) -> None:
+        while True:
+            self._rings.get()
             self.wake_watcher()

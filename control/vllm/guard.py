@@ -12,8 +12,9 @@ from schedtop.engine.knobs import KnobSpec
 TESTED_VERSIONS = ("0.32",)
 
 NEEDED = (
-    "requests", "running", "waiting", "kv_cache_manager", "kv_cache_manager.block_pool", "scheduler_config",
-    "max_model_len", "finished_req_ids",
+    "requests", "running", "waiting", "finished_req_ids", "block_size", "max_model_len", "max_num_running_reqs",
+    "scheduler_config.max_num_batched_tokens", "kv_cache_config.num_blocks", "vllm_config.model_config",
+    "kv_cache_manager.get_blocks", "kv_cache_manager.block_pool.get_num_free_blocks",
 )  # fmt: skip
 """Without these there is nothing to show: no control socket at all."""
 
@@ -33,18 +34,31 @@ COMMAND_NEEDS: dict[str, tuple[str, ...]] = {
     "SetPriority": ("waiting",),
     "SetMaxTokens": ("requests",),
     "PreemptRequests": ("_preempt_request", "prev_step_scheduled_req_ids"),
-    "HoldRequests": ("_handle_blocked_waiting_request", "_preempt_request"),
+    "HoldRequests": ("_handle_blocked_waiting_request", "_preempt_request", "prev_step_scheduled_req_ids"),
     "ReleaseRequests": ("_handle_blocked_waiting_request",),
     "Pause": ("set_pause_state", "pause_state"),
     "Resume": ("set_pause_state", "pause_state"),
     "Drain": ("set_pause_state", "pause_state"),
     "ResetPrefixCache": ("reset_prefix_cache",),
+    "SelfCheck": ("kv_cache_manager.block_pool.blocks",),
 }
 ALWAYS = (
-    "Subscribe", "GetSnapshot", "GetInfo", "SetKnobs", "ConfirmChange", "UndoChange", "DumpSteps", "SelfCheck",
+    "Subscribe", "GetSnapshot", "GetInfo", "SetKnobs", "ConfirmChange", "UndoChange", "DumpSteps",
     "GetStepModel", "GetState", "GetAudit", "NoteRefusal", "HoldLease", "EndLease",
 )  # fmt: skip
 """Commands that need nothing beyond `NEEDED`. `AddRequest` is vLLM's own front end's."""
+
+SHOWN_LESS: dict[str, str] = {
+    "kv_holding_waiting": "preempted requests that keep blocks aren't shown",
+    "deferred_waiting": "requests that wait for something else than room aren't told apart",
+    "deferred_frees": "blocks about to be freed count as in use",
+    "kv_cache_manager.block_pool.blocks": "there is no map of the pool",
+    "kv_cache_manager.enable_caching": "prefix caching is shown as on",
+    "scheduler_config.async_scheduling": "async scheduling is shown as off",
+    "scheduler_config.enable_chunked_prefill": "chunked prefill is shown as on",
+    "parallel_config": "data-parallel engines can't tell their rank: name each with SCHEDTOP_NAME",
+}
+"""Attribute -> what watchers miss without it."""
 
 
 def has(scheduler: Any, path: str) -> bool:
@@ -85,4 +99,7 @@ def usable_commands(scheduler: Any, say: Callable[[str], None]) -> list[str]:
             say(f"{command} is off: this vLLM's scheduler has no {', '.join(absent)}")
         else:
             commands.append(command)
+    for path, what in SHOWN_LESS.items():
+        if not has(scheduler, path):
+            say(f"{what}: this vLLM's scheduler has no {path}")
     return sorted(commands)

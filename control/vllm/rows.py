@@ -20,6 +20,8 @@ from schedtop.engine.snapshot import (
 )
 
 MAX_CELLS = 4096
+MAX_LOOKED_AT = 8192
+"""Blocks looked at for a map: a pool of a large GPU has some 100,000, and this is the engine's thread."""
 MAX_SORTED = 1000
 """Waiting requests shown under policy priority: the heap is cut, never walked in order."""
 _DEFERRED = {
@@ -35,10 +37,31 @@ _LIMITS = {
 }
 
 
+def queues(scheduler: Any) -> list[Any]:
+    """vLLM's queues in the order in which it looks at them."""
+    return [queue for name in ("kv_holding_waiting", "waiting") if (queue := getattr(scheduler, name, None))]
+
+
+def num_waiting(scheduler: Any) -> int:
+    """Requests in vLLM's queues."""
+    return len(scheduler.waiting) + len(getattr(scheduler, "kv_holding_waiting", ()))
+
+
+def num_aside(scheduler: Any) -> int:
+    """Requests in the queues that vLLM has set aside for something else than room."""
+    return len(getattr(scheduler, "deferred_waiting", ()))
+
+
 def in_schedule_order(queue: Any) -> Iterator[Any]:
-    """A queue's requests in order. A priority heap is sorted up to `MAX_SORTED`; iterating it would pop a copy."""
+    """A queue's requests in order; of a priority heap the first `MAX_SORTED`."""
     heap = getattr(queue, "_heap", None)
     return iter(heapq.nsmallest(MAX_SORTED, heap)) if heap is not None else iter(queue)
+
+
+def unordered(queue: Any) -> Iterator[Any]:
+    """All of a queue's requests. Iterating vLLM's priority queue itself would pop a copy of it."""
+    heap = getattr(queue, "_heap", None)
+    return iter(queue if heap is None else heap)
 
 
 def row_status(request: Any, held: set[str]) -> RequestStatus:
@@ -65,11 +88,11 @@ def wait_reason(request: Any, held: set[str], pause: PauseState, limit: LimitedB
 def waiting_by_reason(scheduler: Any, held: set[str], pause: PauseState, limit: LimitedBy) -> dict[str, int]:
     """Counts that add up to all that wait. Deferred requests are counted one by one, the others as one."""
     counts: Counter[str] = Counter()
-    num_aside = 0
-    for request in scheduler.deferred_waiting:
+    num_deferred = 0
+    for request in getattr(scheduler, "deferred_waiting", ()):
         counts[wait_reason(request, held, pause, limit, is_head=False).value] += 1
-        num_aside += 1
-    num_ready = len(scheduler.waiting) + len(scheduler.kv_holding_waiting) - num_aside
+        num_deferred += 1
+    num_ready = num_waiting(scheduler) - num_deferred
     if num_ready > 0:
         reason = WaitReason.PAUSED if pause is not PauseState.RUNNING else _LIMITS.get(limit, WaitReason.NOT_LOOKED_AT)
         num_heads = 1 if reason is WaitReason.KV_BLOCKS else num_ready
@@ -89,7 +112,7 @@ def request_row(
     if status is not RequestStatus.RUNNING:
         reason = wait_reason(request, held, pause, books.last_limit, is_head=position == 0)
     detail = ""
-    if request.priority and scheduler.policy.value == "fcfs":
+    if request.priority and getattr(getattr(scheduler, "policy", None), "value", "") == "fcfs":
         detail = "priority has no effect under policy fcfs"
     return RequestRow(
         request_id=request.request_id,
@@ -115,7 +138,7 @@ def request_row(
 
 def num_blocks(scheduler: Any, request: Any) -> int:
     """Blocks a request holds in the first KV cache group."""
-    return len(scheduler.kv_cache_manager.get_blocks(request.request_id).get_block_ids()[0])
+    return len(scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0])
 
 
 def pool_usage(scheduler: Any, config: EngineConfig) -> PoolUsage:
@@ -131,17 +154,22 @@ def pool_usage(scheduler: Any, config: EngineConfig) -> PoolUsage:
     )
 
 
-def kv_map(scheduler: Any, num_cells: int, marked: Any | None) -> KvMap:
-    """The pool as a strip of cells; see `KvMap`."""
-    blocks = [block for block in scheduler.kv_cache_manager.block_pool.blocks if not block.is_null]
-    states = [_letter(block) for block in blocks]
-    per_cell = max(1, -(-len(states) // min(num_cells, MAX_CELLS)))
-    cells = [max(states[start : start + per_cell], key=".cus".index) for start in range(0, len(states), per_cell)]
+def kv_map(scheduler: Any, num_cells: int, marked: Any | None) -> KvMap | None:
+    """The pool as a strip of cells; see `KvMap`. Of a large pool so many blocks are looked at as cost a millisecond."""
+    blocks = getattr(scheduler.kv_cache_manager.block_pool, "blocks", None)
+    if blocks is None:
+        return None
+    blocks = blocks[1:]  # the first is vLLM's null block
+    per_cell = max(1, -(-len(blocks) // min(num_cells, MAX_CELLS)))
+    stride = max(1, min(per_cell, len(blocks) // MAX_LOOKED_AT))
+    cells = [
+        max(map(_letter, blocks[start : start + per_cell : stride]), key=".cus".index)
+        for start in range(0, len(blocks), per_cell)
+    ]
     marks: list[int] = []
     if marked is not None:
-        first = blocks[0].block_id if blocks else 0
         ids = scheduler.kv_cache_manager.get_blocks(marked.request_id).get_block_ids()[0]
-        marks = sorted({(block_id - first) // per_cell for block_id in ids})
+        marks = sorted({(block_id - 1) // per_cell for block_id in ids})
     return KvMap(blocks_per_cell=per_cell, cells="".join(cells), marks=marks)
 
 

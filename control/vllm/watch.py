@@ -7,10 +7,14 @@ beyond a few passes over lists and sets: everybody's gap is the same then, and i
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from schedtop.engine.sched.stats import SchedulerStats
 from schedtop.engine.snapshot import EventKind, LimitedBy, Preemption, StepRecord
+
+_ID, _NEW_TOKENS, _REASON = attrgetter("request_id"), attrgetter("new_token_ids"), attrgetter("finish_reason")
+_COMPUTED = attrgetter("num_computed_tokens")
 
 
 class Watched:
@@ -120,7 +124,7 @@ class Books:
         self.scheduled = scheduled
         plan.num_scheduled = len(scheduled)
         if len(scheduled) == len(running):
-            plan.num_context = sum([request.num_computed_tokens for request in running])
+            plan.num_context = sum(map(_COMPUTED, running))
         else:
             plan.num_context = sum([r.num_computed_tokens for r in running if r.request_id in scheduled])
         num_prefill = 0
@@ -136,16 +140,22 @@ class Books:
                 del self.prefilling[request_id]
         plan.num_decodes = plan.total - num_prefill - plan.num_drafts
 
-    def got(self, outputs: Sequence[Any], now: float) -> None:
-        """A step's result: vLLM's output per request."""
-        ids = [output.request_id for output in outputs]
-        sizes = [len(output.new_token_ids) for output in outputs]
+    def got(self, outputs: Sequence[Any], now: float) -> int:
+        """A step's result: vLLM's output per request. Returns how many requests ended with it."""
+        ids = list(map(_ID, outputs))
+        sizes = list(map(len, map(_NEW_TOKENS, outputs)))
         is_one_each = sizes.count(1) == len(sizes)
         if is_one_each and ids == self._answered:
             self._got_one_each(len(ids), now)
         else:
             self._got_some(ids, sizes, is_one_each, now)
         self._answered_at = now
+        reasons = list(map(_REASON, outputs))
+        if (num_ended := len(reasons) - reasons.count(None)) > 0:
+            for request_id, reason in zip(ids, reasons, strict=True):
+                if reason is not None:
+                    self.ended(request_id, str(reason))
+        return num_ended
 
     def _got_one_each(self, count: int, now: float) -> None:
         """Another token for as many requests as got one in the result before."""
@@ -266,6 +276,8 @@ class Counts:
 
 def _joined(gaps: list[tuple[float, int]]) -> list[tuple[float, int]]:
     """Equal gaps counted together: most requests of a step waited equally long for their token."""
+    if len(gaps) < 2:
+        return gaps
     joined: Counter[float] = Counter()
     for gap, count in gaps:
         joined[gap] += count

@@ -39,9 +39,14 @@ def set_path(target: Any, path: str, value: Any = 1) -> None:
 
 def fake_scheduler(without: str | None = None) -> Any:
     """An object with every attribute the plugin uses, but one."""
-    needs = [*guard.NEEDED, *sum(guard.KNOB_NEEDS.values(), ()), *sum(guard.COMMAND_NEEDS.values(), ())]
+    needs = [
+        *guard.NEEDED,
+        *guard.SHOWN_LESS,
+        *sum(guard.KNOB_NEEDS.values(), ()),
+        *sum(guard.COMMAND_NEEDS.values(), ()),
+    ]
     scheduler = SimpleNamespace()
-    for path in sorted(set(needs), key=len, reverse=True):
+    for path in sorted(set(needs), key=len, reverse=True):  # parents last: they are made for their attributes
         set_path(scheduler, path)
     if without is not None:
         *parents, name = without.split(".")
@@ -86,6 +91,12 @@ def test_a_missing_method_turns_off_its_commands_and_says_which_and_why(path: st
     assert not commands & lost
     for name in lost:
         assert any(line.startswith(f"{name} is off") and path in line for line in said)
+
+
+@pytest.mark.parametrize("path", guard.SHOWN_LESS)
+def test_what_watchers_miss_is_said(path: str) -> None:
+    _, _, said = usable(fake_scheduler(without=path))
+    assert any(line.startswith(guard.SHOWN_LESS[path]) and path in line for line in said)
 
 
 @pytest.mark.parametrize("path", guard.NEEDED)
@@ -188,7 +199,9 @@ def request(request_id: str, num_computed: int = 0, is_chunk: bool = False, num_
 
 
 def answers(*ids: str, num_tokens: int = 1) -> list[Any]:
-    return [SimpleNamespace(request_id=request_id, new_token_ids=[1] * num_tokens) for request_id in ids]
+    return [
+        SimpleNamespace(request_id=request_id, new_token_ids=[1] * num_tokens, finish_reason=None) for request_id in ids
+    ]
 
 
 def books_with(*requests: Any) -> Books:
