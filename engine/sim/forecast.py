@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from schedtop.engine.core import EngineCore
-from schedtop.engine.errors import SchedtopError
+from schedtop.engine.errors import RequestRefused, SchedtopError
 from schedtop.engine.knobs import Knobs, KnobValue, change_knobs, knob_table
 from schedtop.engine.outputs import EngineCoreOutputs
-from schedtop.engine.request import Request
 from schedtop.engine.runner.simulated import END_TOKEN, SimulatedRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sim.clock import VirtualClock
@@ -104,6 +103,7 @@ class _Draw:
         self.tally = Tally(state.mono)
         self.starts: dict[str, float] = {}
         """Waiting request -> seconds until it was first admitted."""
+        self.num_refused = 0
         self._future = Future(state, horizon_s, seed)
         self._block_size = state.config.block_size
         self._waiting = {saved.request_id for saved in state.requests if not saved.is_running}
@@ -141,17 +141,14 @@ class _Draw:
         self._num_submitted += 1
         request_id, like = f"forecast-{self._num_submitted}", drawn.like
         tokens = stand_in_tokens(like.contents, self._block_size)[: like.num_prompt_tokens]
-        tokens += [-self._num_submitted] * (like.num_prompt_tokens - len(tokens))
+        tokens += [_OWN + self._num_submitted] * (like.num_prompt_tokens - len(tokens))
         self._lengths[request_id] = like.num_prompt_tokens + drawn.num_output_tokens
-        self._core.scheduler.add_request(
-            Request(
-                request_id,
-                tokens,
-                SamplingParams(max_tokens=like.max_tokens, ignore_eos=True, stop_token_ids=[END_TOKEN]),
-                priority=like.priority,
-                arrival_time=drawn.at,
-            )
-        )
+        sampling = SamplingParams(max_tokens=like.max_tokens, ignore_eos=True, stop_token_ids=[END_TOKEN])
+        try:
+            self._core.add_request(request_id, tokens, sampling, like.priority, arrived=drawn.at)
+        except RequestRefused:
+            self.num_refused += 1
+            del self._lengths[request_id]
 
     def _note(self, taken: EngineCoreOutputs) -> None:
         record = taken.record
@@ -172,6 +169,8 @@ class _Draw:
         self._core.shutdown()
 
 
+_OWN = 1 << 50
+"""Above all stand-in tokens of contents: what no other request has."""
 _ADMITTED = (EventKind.SCHEDULED, EventKind.RESUMED)
 
 
@@ -201,6 +200,9 @@ def _warnings(state: EngineState, fitted: FittedModel, runs: Sequence[tuple[_Dra
         warnings.append("no arrivals seen lately: assumes that none come")
     if not state.ends:
         warnings.append("no request has ended yet: assumes that each runs to its max_tokens")
+    refused = [sum(draw.num_refused for draw in column) / len(runs) for column in zip(*runs, strict=True)]
+    if any(refused):
+        warnings.append(f"refused at the door, per draw: {refused[0]:g} as it is, {refused[1]:g} as it would be")
     if state.num_left_out:
         warnings.append(f"{state.num_left_out} waiting requests left out")
     return warnings

@@ -31,13 +31,13 @@ class Drawn(msgspec.Struct, frozen=True):
 
 
 class Lengths:
-    """Distribution of output lengths for one kind of request (Kaplan-Meier): live requests count as not ended yet.
+    """Distribution of output lengths for one kind of request (Kaplan-Meier): who is still at it counts as such.
 
     Without them short answers would be over-represented, since the long ones of the same age are still running.
     """
 
     def __init__(self, ended: Sequence[int], live: Sequence[int]) -> None:
-        """`ended`: lengths at the end; `live`: what those have that run on."""
+        """`ended`: lengths where answers ended by themselves; `live`: what those have that haven't."""
         deaths, num_at_risk = Counter(ended), len(ended) + len(live)
         still = Counter(live)
         self._lengths: list[int] = []
@@ -86,12 +86,14 @@ class AnswerLengths:
         return self._by_kind[None]
 
     def _lengths(self, ended: Sequence[EndSample], kind: tuple[int, int] | None) -> Lengths:
-        live = [
+        """Who reached its max_tokens would have gone on: where such an answer ends by itself isn't known either."""
+        going_on = [
             saved.num_output_tokens
             for saved in self._live
             if kind is None or (saved.max_output_tokens, saved.priority) == kind
         ]
-        return Lengths([end.num_output_tokens for end in ended], live)
+        going_on += [end.num_output_tokens for end in ended if end.num_output_tokens >= end.max_tokens]
+        return Lengths([end.num_output_tokens for end in ended if end.num_output_tokens < end.max_tokens], going_on)
 
 
 class Future:
@@ -113,10 +115,12 @@ class Future:
         self._delays = delays or []
         self._rng = rng
         self._until = state.mono + horizon_s
-        self._shapes = _in_turn(recent, rng)
+        gaps = _gaps(state, recent, rng)
+        place = _next_place(state, recent, gaps, rng)
+        self._shapes = _in_turn(recent, place)
         self._owed: deque[float] = deque()
         """Closed loop: when those come whose predecessors have ended."""
-        self._times = iter(()) if self.is_closed else _replayed(state, recent, rng)
+        self._times = iter(()) if self.is_closed or not gaps else _replayed(state, recent, gaps, place, rng)
         self._next = next(self._times, None)
 
     def ending(self, saved: RequestState) -> int:
@@ -161,12 +165,9 @@ def in_words(state: EngineState) -> str:
     return f"{len(recent) / _cycle_s(state, recent):.3g} a second, as the last {len(recent)} came"
 
 
-def _in_turn(recent: Sequence[ArrivalSample], rng: random.Random) -> Iterator[ArrivalSample]:
-    """Shapes in their order from a random place on, again and again: what came in a row comes in a row."""
-    if not recent:
-        return
-    place = rng.randrange(len(recent))
-    while True:
+def _in_turn(recent: Sequence[ArrivalSample], place: int) -> Iterator[ArrivalSample]:
+    """Shapes in their order from a place on, again and again: what came in a row comes in a row."""
+    while recent:
         yield recent[place]
         place = (place + 1) % len(recent)
 
@@ -177,14 +178,30 @@ def _cycle_s(state: EngineState, recent: Sequence[ArrivalSample]) -> float:
     return max(1e-3, state.mono - recent[0].at, span * len(recent) / (len(recent) - 1))
 
 
-def _replayed(state: EngineState, recent: Sequence[ArrivalSample], rng: random.Random) -> Iterator[float]:
-    """The recent gaps between arrivals in a random rotation: bursts stay bursts, a regular beat stays one."""
+def _gaps(state: EngineState, recent: Sequence[ArrivalSample], rng: random.Random) -> list[float]:
+    """Seconds before each of the recent arrivals; before the first one, what could well have been."""
     if len(recent) < 2:
-        return
+        return []
     gaps = [later.at - earlier.at for earlier, later in pairwise(recent)]
-    gaps.append(max(0.0, _cycle_s(state, recent) - sum(gaps)))
-    place, at = rng.randrange(len(gaps)), state.mono
-    at += gaps[place] * rng.random()
+    longer = [gap for gap in gaps if gap > state.mono - recent[-1].at]
+    return [rng.choice(longer) if longer else _cycle_s(state, recent) - sum(gaps), *gaps]
+
+
+def _next_place(state: EngineState, recent: Sequence[ArrivalSample], gaps: Sequence[float], rng: random.Random) -> int:
+    """Which of the recent arrivals the next one is like: one that let wait for longer than we have waited by now."""
+    if not recent:
+        return 0
+    waited = state.mono - recent[-1].at
+    return rng.choice([place for place, gap in enumerate(gaps) if place and gap > waited] or range(len(recent)))
+
+
+def _replayed(
+    state: EngineState, recent: Sequence[ArrivalSample], gaps: Sequence[float], place: int, rng: random.Random
+) -> Iterator[float]:
+    """The recent gaps in a rotation: bursts stay bursts, and a regular beat stays one and keeps its phase."""
+    at = recent[-1].at + gaps[place]
+    if at <= state.mono:
+        at = state.mono + gaps[place] * rng.random()
     while True:
         yield at
         place = (place + 1) % len(gaps)
@@ -203,10 +220,11 @@ def closed_loop_delays(state: EngineState, recent: Sequence[ArrivalSample]) -> l
     since = max(arrivals[0], ends[0])
     counts = _live_after_arrivals(state, since, arrivals, ends)
     most = max(counts, default=0)
-    if len(counts) < 10 or counts.count(most) < 0.6 * len(counts) or min(counts) < 0.7 * most:
+    if len(counts) < 5 or counts.count(most) < 0.6 * len(counts) or min(counts) < 0.7 * most:
         return None
-    delays = _delays([at for at in arrivals if at > since], [at for at in ends if at >= since])
-    stay_s = most * (state.mono - since) / len(counts)  # Little's law
+    answered = [at for at in arrivals if at >= since]
+    delays = _delays(answered, [at for at in ends if at >= since])
+    stay_s = most * (state.mono - since) / len(answered)  # Little's law
     if len(delays) < 5 or delays[int(0.9 * len(delays))] > 0.1 * stay_s:
         return None
     return delays
@@ -215,14 +233,15 @@ def closed_loop_delays(state: EngineState, recent: Sequence[ArrivalSample]) -> l
 def _live_after_arrivals(
     state: EngineState, since: float, arrivals: Sequence[float], ends: Sequence[float]
 ) -> list[int]:
-    """Live requests right after each arrival, from the newest back."""
+    """Live requests after each arrival, from the newest back; of several in a row, after the last of them."""
     live = len(state.requests) + state.num_left_out
-    counts = []
+    counts, is_last = [], True
     for at, is_arrival in sorted([(at, True) for at in arrivals] + [(at, False) for at in ends], reverse=True):
         if at <= since:
             break
-        if is_arrival:
+        if is_arrival and is_last:
             counts.append(live)
+        is_last = not is_arrival
         live += -1 if is_arrival else 1
     return counts
 

@@ -4,6 +4,7 @@ import click
 
 from schedtop.cli.bench_control import control
 from schedtop.cli.bench_engine import engine
+from schedtop.cli.bench_forecast import forecast
 from schedtop.cli.bench_scheduler import scheduler
 from schedtop.cli.bench_tui import tui
 
@@ -15,5 +16,6 @@ def bench() -> None:
 
 bench.add_command(scheduler)
 bench.add_command(engine)
+bench.add_command(forecast)
 bench.add_command(tui)
 bench.add_command(control)
