@@ -135,6 +135,11 @@ class SchedulerStats:
         self.generated_tokens += num_tokens
         self.samples.num_output_tokens += num_tokens
 
+    def forget_recent(self) -> None:
+        """Another load begins: what is remembered of the last one says nothing about it."""
+        for remembered in (self.recent_arrivals, self.recent_ends, self.recent_hits):
+            remembered.clear()
+
     def count_drafts(self, num_drafts: int, num_accepted: int) -> None:
         """A draft was verified."""
         self.drafts += 1
