@@ -109,10 +109,10 @@ class Future:
             for saved in state.requests
         }
         recent = recent_arrivals(state)
-        delays = closed_loop_delays(state, recent)
-        self.is_closed = delays is not None
+        loop = closed_loop(state, recent)
+        self.is_closed = loop is not None
         """Whether each arrival is taken to be the answer to an end."""
-        self._delays = delays or []
+        self._delays = loop.delays if loop is not None else []
         self._rng = rng
         self._until = state.mono + horizon_s
         gaps = _gaps(state, recent, rng)
@@ -120,6 +120,8 @@ class Future:
         self._shapes = _in_turn(recent, place)
         self._owed: deque[float] = deque()
         """Closed loop: when those come whose predecessors have ended."""
+        if loop is not None:
+            self.note_ends(loop.num_clients - len(state.requests) - state.num_left_out, state.mono)
         self._times = iter(()) if self.is_closed or not gaps else _replayed(state, recent, gaps, place, rng)
         self._next = next(self._times, None)
 
@@ -160,8 +162,8 @@ def in_words(state: EngineState) -> str:
     recent = recent_arrivals(state)
     if len(recent) < 2:
         return "none"
-    if closed_loop_delays(state, recent) is not None:
-        return f"a closed loop: each end brings the next request ({len(recent)} seen)"
+    if (loop := closed_loop(state, recent)) is not None:
+        return f"a closed loop of {loop.num_clients} clients: each end brings the next request"
     return f"{len(recent) / _cycle_s(state, recent):.3g} a second, as the last {len(recent)} came"
 
 
@@ -208,8 +210,16 @@ def _replayed(
         at += gaps[place]
 
 
-def closed_loop_delays(state: EngineState, recent: Sequence[ArrivalSample]) -> list[float] | None:
-    """Seconds from an end to the arrival it brings, if that is how requests come; None if it isn't.
+class ClosedLoop(msgspec.Struct, frozen=True):
+    """Clients that each send the next request when they have their answer."""
+
+    num_clients: int
+    delays: list[float]
+    """Seconds from an end to the arrival it brings, sorted."""
+
+
+def closed_loop(state: EngineState, recent: Sequence[ArrivalSample]) -> ClosedLoop | None:
+    """The closed loop by which requests come; None if that isn't how.
 
     Signs of it: after arrivals the number of live requests is nearly always the same, and the wait for the next one is
     short against the time that requests stay.
@@ -227,7 +237,7 @@ def closed_loop_delays(state: EngineState, recent: Sequence[ArrivalSample]) -> l
     stay_s = most * (state.mono - since) / len(answered)  # Little's law
     if len(delays) < 5 or delays[int(0.9 * len(delays))] > 0.1 * stay_s:
         return None
-    return delays
+    return ClosedLoop(most, delays)
 
 
 def _live_after_arrivals(
