@@ -206,7 +206,7 @@ def help_lines(keymap: Mapping[str, str], dead: Iterable[str] = (), is_replay: b
             if key.group == group:
                 names = "  ".join(key_name(name) for name in keys_of(key, keymap)) or "(through :)"
                 is_dead = key.id in greyed
-                note = " (not possible now)" if is_dead else ""
+                note = " (off now)" if is_dead else ""
                 lines.append(
                     (
                         (f"  {names:<16}", "greyed" if is_dead else "key"),

@@ -1,10 +1,12 @@
 """What the screen's tests share: a real engine on a virtual clock, and a link that answers from it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from desk import Desk
 
 from schedtop.control.messages import (
     AbortRequests,
@@ -107,6 +109,26 @@ class EngineLink:
             protocol=1, info=info, knobs=list(self.core.knob_table), capabilities=self.capabilities,
             read_only=self.read_only,
         )  # fmt: skip
+
+    def change_elsewhere(self, changes: dict[str, Any], client: str = "cli", reason: str = "") -> None:
+        """A knob is changed by somebody else."""
+        change = self.core.set_knobs(changes)
+        self.note("SetKnobs", "done", change.before, change.after, client, reason)
+
+    def note(self, action: str, outcome: str, before: Any, after: Any, client: str, reason: str = "") -> None:
+        """A row of the audit log."""
+        row = {
+            "id": len(self.audit) + 1, "wall": 0.0, "step": self.core.next_step, "uid": 7, "client": client,
+            "on_behalf_of": "", "action": action, "outcome": outcome, "reason": reason, "detail": "",
+            "change_id": 100 + len(self.audit), "before": dict(before), "after": dict(after),
+        }  # fmt: skip
+        self.audit.insert(0, row)
+
+    def roll_back(self) -> None:
+        """The time of a change on trial is over."""
+        change = self.core.set_knobs(self._undo)
+        self.pending = None
+        self.note("RollBack", "rolled back", change.before, change.after, "schedtop", "not confirmed within 60 s")
 
     def lose(self, reason: str = "the socket was closed") -> None:
         self._post(LinkDown(self.target, reason, 1.0))
@@ -308,3 +330,19 @@ def new_link() -> Callable[..., EngineLink]:
 def send() -> Callable[..., None]:
     """`submit(link, id, prompt tokens, output tokens, priority)`."""
     return submit
+
+
+@pytest.fixture
+def at(make_app: Callable[..., SchedtopApp]) -> Callable[..., Any]:
+    """Open the screen on a link: `async with at(link, size) as desk`."""
+
+    @asynccontextmanager
+    async def opened(link: EngineLink, size: tuple[int, int] = (120, 40), **options: Any) -> AsyncIterator[Desk]:
+        app = make_app(link, **options)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            desk = Desk(app, pilot, link)
+            await desk.news()
+            yield desk
+
+    return opened

@@ -1,7 +1,5 @@
 """What each key does, from the key press to the acknowledgement, on a real engine behind a link in this process."""
 
-import pytest
-
 from schedtop.control.messages import (
     AbortRequests,
     ConfirmChange,
@@ -17,53 +15,6 @@ from schedtop.engine.snapshot import PauseState
 from schedtop.tui.keys import KEYS
 from schedtop.tui.screens.live import DetailDialog
 from schedtop.tui.screens.simple import AuditDialog, ChoiceDialog, ConfirmDialog, HelpDialog
-
-
-class Desk:
-    """An operator at a running screen: presses keys, reads panels."""
-
-    def __init__(self, app, pilot, link) -> None:
-        self.app, self.pilot, self.link = app, pilot, link
-
-    async def press(self, *keys: str) -> None:
-        """Press keys, let commands be answered, let the engine publish."""
-        for key in keys:
-            await self.pilot.press(key)
-            await self.pilot.pause()
-        self.link.publish()
-        await self.pilot.pause()
-
-    async def news(self) -> None:
-        self.link.publish()
-        await self.pilot.pause()
-
-    @property
-    def ui(self):
-        return self.app._main.ui
-
-    def panel(self, name: str) -> str:
-        """What a panel of the main screen shows, or "dialog": what the dialog over it shows."""
-        return self.app.screen.panel.text() if name == "dialog" else self.app._main.board.panels[name].text()
-
-    def sent(self, kind: type) -> list:
-        return [command for command in self.link.commands if isinstance(command, kind)]
-
-
-@pytest.fixture
-def at(make_app):
-    """Open the screen on a link: `async with at(link) as desk`."""
-    from contextlib import asynccontextmanager
-
-    @asynccontextmanager
-    async def opened(link, size=(120, 40), **options):
-        app = make_app(link, **options)
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            desk = Desk(app, pilot, link)
-            await desk.news()
-            yield desk
-
-    return opened
 
 
 async def test_a_staged_value_is_applied_with_enter_and_acknowledged_with_its_step(at, busy_link) -> None:
@@ -342,7 +293,7 @@ async def test_a_read_only_screen_sends_nothing_and_greys_its_keys(at, busy_link
         assert "RO" in desk.panel("identity")
         assert "read-only" in desk.panel("action")
         await desk.press("question_mark")
-        assert "(not possible now)" in desk.panel("dialog")
+        assert "(off now)" in desk.panel("dialog")
 
 
 async def test_a_server_that_grants_reading_only_makes_the_screen_read_only(at, busy_link) -> None:

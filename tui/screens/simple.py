@@ -35,9 +35,9 @@ _WHO_AND_WHY: Sequence[Line] = (
 ANSWERS: Sequence[Line] = (
     *_WHO_AND_WHY,
     (("  What is the token budget, and how do I change it safely?", "strong"),),
-    (("    `budget`: used/allowed tokens of a step; its knob is max_num_batched_tokens", "text"),),
+    (("    `budget`: used/allowed tokens a step; the knob max_num_batched_tokens", "text"),),
     (("    ", "text"), ("5", "key"), (" then ", "text"), ("+ -", "key"),
-     (" or a number stages it: nothing is sent; range and forecast show", "text")),
+     (" or a number: staged, not sent; range and forecast show", "text")),
     (("    ", "text"), ("c", "key"), (" applies it for 60 s: undone by itself unless ", "text"), ("K", "key"),
      (" keeps it; ", "text"), ("u", "key"), (" undoes", "text")),
     (),

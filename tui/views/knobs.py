@@ -142,11 +142,12 @@ def note_lines(scene: Scene, spec: KnobSpec, width: int, is_short: bool = False)
         words = [*words[: most - 1], cut(" ".join(words[most - 1 :]), width)]
     lines: list[Line] = [(("┄" * width, "border"),)]
     lines += [((line, "dim"),) for line in words]
-    if staging.can_slide(spec):
-        lines.append(_slider(scene, spec, width))
-    if not (is_short and len(foreseen) > 1 and staging.can_slide(spec)):  # there, the slider tells the range
+    has_slider = staging.can_slide(spec)
+    if not (is_short and len(foreseen) > 1 and has_slider):  # there, the slider tells the range
         lines.append(_range_line(scene, spec))
     lines += foreseen
+    if has_slider:  # at the end, so that it stays under the mouse when a forecast comes in
+        lines.append(_slider(scene, spec, width))
     lines.append(_hint(scene, spec))
     return [fit(line, width) for line in lines]
 
@@ -224,10 +225,10 @@ def _range_line(scene: Scene, spec: KnobSpec) -> Line:
     changed = next(
         (e for e in reversed(scene.view.events) if e.kind is EventKind.KNOBS_CHANGED and spec.name in e.changes), None
     )
-    since = f" · changed {age(max(0.0, scene.engine_now - changed.mono))} ago" if changed else ""
     row = next((row for row in scene.view.audit if spec.name in (row.get("after") or {})), None)
-    by = f" by {clean(str(row.get('on_behalf_of') or row.get('client')))}" if row and changed else ""
-    return (("range ", "dim"), (range_text(spec), "text"), (f" · {spec.effect}{since}{by}", "dim"))
+    by = clean(str(row.get("on_behalf_of") or row.get("client"))) if row else "changed"
+    since = f"{by} {age(max(0.0, scene.engine_now - changed.mono))} ago" if changed else spec.effect
+    return (("range ", "dim"), (range_text(spec), "text"), (f" · {since}", "dim"))
 
 
 def _hint(scene: Scene, spec: KnobSpec) -> Line:
