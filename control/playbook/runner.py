@@ -208,6 +208,7 @@ class PlaybookRun:
         if was_running and not isinstance(command, Resume):
             self._undo.append(Resume(reason=f"{self._reason}: roll back"))
         reply = await self._target.request(command, timeout_s=None)
+        await self._target.next_moment()  # a drain takes its time: what follows begins now
         self._first_step = getattr(reply, "applied_at_step", self._first_step)
         return StepOutcome(what=what, applied_at_step=self._first_step, did=getattr(reply, "did", ""))
 

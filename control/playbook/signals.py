@@ -69,7 +69,11 @@ class SignalHistory:
             return self._read_gauge(gauge, window_s)
         assert windowed is not None
         window_s = window_s or DEFAULT_WINDOW_S
-        return windowed(_since(self._steps, self.now - window_s), window_s)
+        return windowed(self.recent_steps(window_s), window_s)
+
+    def recent_steps(self, window_s: float) -> list[StepRecord]:
+        """The steps of the last so many seconds, oldest first."""
+        return _since(self._steps, self.now - window_s)
 
     def _read_gauge(self, gauge: "Callable[[Snapshot], float]", window_s: float | None) -> Reading | None:
         if not self._snapshots:

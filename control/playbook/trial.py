@@ -50,12 +50,15 @@ async def try_on_scenario(
     seed: int | None = None,
     *,
     once: bool = False,
+    after_s: float = 0.0,
     begins_at: float = MIDNIGHT,
     on_event: OnEvent = nobody,
 ) -> ScenarioTrial:
-    """Play it on a scenario up to its end, in virtual time."""
+    """Play it on a scenario up to its end, in virtual time, from `after_s` seconds into it."""
     reports: list[Report] = []
     with simulated(scenario, seed, begins_at) as (engine, target):
+        await target.begin()
+        await target.wait_until(after_s)
         await keep_running(playbook, target, once=once, on_event=on_event, on_report=reports.append)
         summary = engine.finish()
     return ScenarioTrial(

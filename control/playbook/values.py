@@ -1,13 +1,19 @@
 """What a `set` or `sweep` step asks for, worked out: plain values, `initial`, and formulas within their bounds."""
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from schedtop.control.playbook.formula import INITIAL, Formula, Inputs, NoValue, parse_formula
 from schedtop.control.playbook.schema import Bounds, Step
 from schedtop.control.playbook.target import Target
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.sim.step_model import FittedModel
+from schedtop.engine.snapshot import StepRecord
+
+_CONTEXT_WINDOW_S = 30.0
 
 
 def formula_of(value: KnobValue, spec: KnobSpec) -> Formula | None:
@@ -83,13 +89,31 @@ def _fitting(number: float, spec: KnobSpec, within: Bounds) -> KnobValue:
 
 
 def _budget(step_s: float, fitted: FittedModel | None, target: Target) -> int:
-    """Tokens of a step of at most `step_s`, today's decodes and their context included."""
+    """Tokens of a step of at most `step_s`, today's decodes included.
+
+    A prompt token costs what it attends to as well: as much as for nine of ten steps with prompts in them lately.
+    """
     if fitted is None:
         raise NoValue("too few steps were seen to have a step-time model")
-    snapshot = target.snapshot
-    num_decodes = snapshot.num_running
-    num_context = snapshot.pool.in_use * snapshot.pool.block_size  # what decoding attends to: all that is stored
+    decode_context, context_per_token = _context_of(target.history.recent_steps(_CONTEXT_WINDOW_S))
+    model = fitted.model
+    model = msgspec.structs.replace(
+        model, per_prefill_token_s=model.per_prefill_token_s + context_per_token * model.per_context_token_s
+    )
+    num_decodes = target.snapshot.num_running
     try:
-        return num_decodes + fitted.model.budget_for(step_s, num_decodes, num_context)
+        return num_decodes + model.budget_for(step_s, num_decodes, decode_context)
     except ValueError as error:
         raise NoValue(str(error)) from None
+
+
+def _context_of(records: Sequence[StepRecord]) -> tuple[int, float]:
+    """Context tokens that decoding attends to in a step, and those that one prompt token does."""
+    decoding = [record.num_context_tokens for record in records if not record.num_prefill_tokens]
+    decode_context = int(statistics.median(decoding)) if decoding else 0
+    per_token = sorted(
+        max(0, record.num_context_tokens - decode_context) / record.num_prefill_tokens
+        for record in records
+        if record.num_prefill_tokens
+    )
+    return decode_context, per_token[int(0.9 * len(per_token))] if per_token else 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from schedtop.cli.engine import json_option, say_json, table
+from schedtop.cli.engine import DURATION, json_option, say_json, table
 from schedtop.cli.play_words import plan_lines, trial_lines
 from schedtop.control.client import Client
 from schedtop.control.discovery import discover, resolve
@@ -45,6 +45,7 @@ _TIME = click.DateTime(["%H:%M", "%Y-%m-%dT%H:%M"])
 @click.option("--once", is_flag=True, help="Run the steps now, whatever the playbook's `when` and `schedule` say.")
 @click.option("--against", metavar="SCENARIO|RECORDING", help="Try it without an engine, in virtual time.")
 @click.option("--seed", type=int, help="With --against SCENARIO: draw another load than the file's.")
+@click.option("--after", type=DURATION, default=0.0, help="With --against SCENARIO: begin so long into it.")
 @click.option("--begins", type=_TIME, help="With --against SCENARIO: the time of day (UTC) at which it begins.")
 @click.option("--list", "is_list", is_flag=True, help="List the playbooks that come with schedtop.")
 @click.option("--check", is_flag=True, help="Only read FILE and say what is wrong in it.")
@@ -54,8 +55,8 @@ _TIME = click.DateTime(["%H:%M", "%Y-%m-%dT%H:%M"])
 @click.option("--retries", type=click.IntRange(0, 100), default=0, help="Play again where it failed, so many times.")
 @json_option
 def play(
-    file: str | None, dry_run: bool, once: bool, against: str | None, seed: int | None, begins: datetime | None,
-    is_list: bool, check: bool, schema: bool, connect: tuple[str, ...], on_all: bool, retries: int, as_json: bool,
+    file: str | None, dry_run: bool, once: bool, against: str | None, seed: int | None, after: float,
+    begins: datetime | None, is_list: bool, check: bool, schema: bool, connect: tuple[str, ...], on_all: bool, retries: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Run playbook FILE (or a shipped one, by name): set knobs, wait, check, roll back if a check fails.
 
@@ -75,7 +76,7 @@ def play(
     if check:
         click.echo(f"{playbook.name}: {len(playbook.steps)} steps, {len(playbook.checks)} checks, nothing wrong")
     elif against is not None:
-        _play_against(playbook, against, seed, begins, once=once, dry_run=dry_run, as_json=as_json)
+        _play_against(playbook, against, seed, after, begins, once=once, dry_run=dry_run, as_json=as_json)
     else:
         _play_live(playbook, _addresses(connect, on_all), dry_run, once, retries, as_json)
 
@@ -204,7 +205,7 @@ class _Teller:
 
 
 def _play_against(
-    playbook: Playbook, source: str, seed: int | None, begins: datetime | None,
+    playbook: Playbook, source: str, seed: int | None, after: float, begins: datetime | None,
     *, once: bool, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
     if _is_recording(source):
@@ -219,7 +220,13 @@ def _play_against(
         return
     trial = asyncio.run(
         try_on_scenario(
-            playbook, scenario, seed, once=once, begins_at=begins_at, on_event=_timed(_Teller("", as_json), as_json)
+            playbook,
+            scenario,
+            seed,
+            once=once,
+            after_s=after,
+            begins_at=begins_at,
+            on_event=_timed(_Teller("", as_json), as_json),
         )
     )
     if as_json:

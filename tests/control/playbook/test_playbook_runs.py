@@ -8,9 +8,9 @@ from virtual_engine import VirtualEngine
 from schedtop.control.audit import AuditLog
 from schedtop.control.messages import SetKnobs
 from schedtop.control.playbook.plan import plan
+from schedtop.control.playbook.reader import parse_playbook
 from schedtop.control.playbook.report import Report, Result, Settings
 from schedtop.control.playbook.runner import PlaybookRun
-from schedtop.control.playbook.reader import parse_playbook
 from schedtop.control.playbook.schema import Playbook
 from schedtop.control.playbook.target import Target
 from schedtop.engine.snapshot import PauseState

@@ -25,7 +25,7 @@ from schedtop.control.playbook.target import Target
 
 async def main():
     async with await Client.connect(sys.argv[1], name="playbook doomed") as client:
-        book = parse_playbook("name: doomed\\nsteps:\\n  - set: {max_num_seqs: 3}\\n  - pause: keep\\n  - wait: 1h", "x")
+        book = parse_playbook("name: doomed\\nsteps:\\n  - set: {max_num_seqs: 3}\\n  - pause: keep\\n  - wait: 1h", "")
         await PlaybookRun(book, Target(client), lease_s=1.0, on_event=lambda e: print(e, flush=True)).run()
 
 asyncio.run(main())
@@ -47,14 +47,16 @@ async def rows(client: Client) -> list[dict[str, Any]]:
 async def test_a_killed_runner_leaves_nothing_changed(serve: Any) -> None:
     engine = serve()
     async with engine.client() as client:
-        runner = subprocess.Popen([sys.executable, "-c", RUNNER, str(engine.path)], stdout=subprocess.PIPE, text=True)
+        runner = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", RUNNER, str(engine.path), stdout=subprocess.PIPE
+        )
         assert runner.stdout is not None
-        for line in runner.stdout:
-            if line.startswith("StepStarted") and "wait 1h" in line:
+        async for line in runner.stdout:
+            if line.startswith(b"StepStarted") and b"wait 1h" in line:
                 break
         assert (await engine.snapshot(client)).knobs.max_num_seqs == 3
         runner.kill()
-        runner.communicate()
+        await runner.communicate()
         while not any(row["action"] == "UndoChange" for row in await rows(client)):
             pass
         snapshot = await engine.snapshot(client)
@@ -65,10 +67,10 @@ async def test_a_killed_runner_leaves_nothing_changed(serve: Any) -> None:
 
 async def test_what_a_playbook_keeps_outlives_its_lease(client: Client) -> None:
     book = parse_playbook("name: keeps\nsteps:\n  - set: {max_num_seqs: 3}", "x")
-    report = await PlaybookRun(book, Target(client), lease_s=0.2).run()
+    report = await PlaybookRun(book, Target(client), lease_s=60.0).run()
     assert (report.result, report.settings) == (Result.PASS, Settings.KEPT)
     assert [row["action"] for row in await rows(client)][:3] == ["EndLease", "SetKnobs", "HoldLease"]
-    await client.request(HoldLease(lease_id="later", within_s=0.2))
+    await client.request(HoldLease(lease_id="later", within_s=1.0))
     await client.request(SetKnobs(changes={"watermark": 0.1}, lease_id="later"))
     while not any(row["action"] == "UndoChange" for row in await rows(client)):
         pass  # a lease that began later has run out
@@ -77,7 +79,7 @@ async def test_what_a_playbook_keeps_outlives_its_lease(client: Client) -> None:
 
 
 async def test_a_runner_that_hung_past_its_lease_is_told_instead_of_going_on(client: Client) -> None:
-    lease = RunnerLease(Target(client), "playbook hung", lease_s=0.2)
+    lease = RunnerLease(Target(client), "playbook hung", lease_s=1.0)
     await lease.begin()
     await client.request(SetKnobs(changes={"max_num_seqs": 3}, lease_id=lease.lease_id))
     lease.abandon()  # as a stopped process would
