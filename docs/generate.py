@@ -1,12 +1,15 @@
-"""Writes `docs/reference/`: knobs, signals, commands and the command line, from the tables and docstrings in the code.
+"""Writes `docs/reference/`: knobs, signals, commands, keys, command line, JSON, from tables and docstrings in the code.
 
 `.venv/bin/python docs/generate.py` after changing one of them; a test fails while the pages aren't current.
 """
 
+import ast
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, get_args
 
 import click
@@ -17,6 +20,7 @@ from schedtop.control.messages import AnyCommand
 from schedtop.control.playbook.signals import SIGNALS
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import KnobSpec, knob_table
+from schedtop.tui import once
 from schedtop.tui.keys import REPLAY_KEYS, Key, key_name, keys_of, table
 
 FOLDER = Path(__file__).parent / "reference"
@@ -39,13 +43,23 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "cli.md": cli_page(),
         "keys.md": keys_page(),
+        "state.md": state_page(),
+        "state.schema.json": once.schema(),
     }
 
 
 def knobs_page() -> str:
     """Every knob with its range; ceilings are shown by what sets them."""
     rows = [
-        (f"`{spec.name}`", spec.unit, _range(spec), f"`{_value(spec.default)}`", spec.effect, spec.summary)
+        (
+            f"`{spec.name}`",
+            spec.unit,
+            _range(spec),
+            f"`{_value(spec.default)}`",
+            spec.effect,
+            ", ".join(spec.engines),
+            spec.summary,
+        )
         for spec in knob_table(EngineConfig())
     ]
     return (
@@ -53,7 +67,7 @@ def knobs_page() -> str:
         "`schedtop knobs set NAME=VALUE` turns them, so do the screen, HTTP and playbooks. Upper limits "
         "here are those of an engine with default sizes: what is allocated at start is the ceiling, and "
         "`schedtop knobs` shows the real one.\n\n"
-        + _table(("knob", "unit", "range", "default", "takes effect", "what it does"), rows)
+        + _table(("knob", "unit", "range", "default", "takes effect", "engines", "what it does"), rows)
     )
 
 
@@ -120,6 +134,58 @@ def keys_page() -> str:
 
 def _keys(key: Key) -> str:
     return " ".join(f"`{key_name(name)}`" for name in keys_of(key, {})) or "through `:`"
+
+
+def state_page() -> str:
+    """What `schedtop --once --json` prints."""
+    head = (
+        f"{NOTE}# The state as JSON\n\n`schedtop --once --json` prints one `State`; `schedtop replay FILE --json` one "
+        "`FrameState` a line. [state.schema.json](state.schema.json) says the same as JSON Schema. Within one number of "
+        "`schema` fields are only added: read those you need and pass over the rest. What an engine doesn't export is "
+        "null or missing, never 0.\n"
+    )
+    parts = [head]
+    parts += [_struct(kind) for kind in _structs_in(once.State, once.FrameState)]
+    return "\n".join(parts)
+
+
+def _structs_in(*kinds: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+    """These and all that their fields hold, in the order in which they are met."""
+    met: list[type[msgspec.Struct]] = []
+    todo = list(kinds)
+    while todo:
+        kind = todo.pop(0)
+        if kind not in met:
+            met.append(kind)
+            todo += [held for field in msgspec.structs.fields(kind) for held in _held(field.type)]
+    return met
+
+
+def _held(kind: Any) -> list[type[msgspec.Struct]]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return [kind]
+    return [held for part in get_args(kind) for held in _held(part)]
+
+
+def _struct(kind: type[msgspec.Struct]) -> str:
+    notes = _notes(kind)
+    order = "\n\nWritten as an array, in this order." if kind.__struct_config__.array_like else ""
+    rows = [(f"`{field.name}`", f"`{_type(field.type)}`", notes.get(field.name, "")) for field in
+            msgspec.structs.fields(kind)]  # fmt: skip
+    return f"## {kind.__name__}\n\n{inspect.getdoc(kind)}{order}\n\n{_table(('field', 'type', 'meaning'), rows)}"
+
+
+def _notes(kind: type) -> dict[str, str]:
+    """What stands below a field in the code: field -> text."""
+    notes: dict[str, str] = {}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(msgspec.Struct)]):
+        body = ast.parse(dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(field.target, ast.Name):
+                text = ast.literal_eval(below.value)
+                notes[field.target.id] = " ".join(text.split()).replace("|", "\\|")
+    return notes
 
 
 def cli_page() -> str:

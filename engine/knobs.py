@@ -64,6 +64,9 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     async_scheduling: bool = False
 
 
+OURS, VLLM = "schedtop", "vllm"
+
+
 class KnobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a person or a program needs to know to turn one knob.
 
@@ -79,6 +82,8 @@ class KnobSpec(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     choices: tuple[str, ...] = ()
     default: KnobValue
+    engines: tuple[str, ...] = (OURS,)
+    """Kinds of engine (`EngineInfo.kind`) that have it."""
 
 
 _Ceiling = Callable[[EngineConfig], float]
@@ -92,6 +97,7 @@ def _knob(
     high: float | None = None,
     ceiling: _Ceiling | None = None,
     effect: str = "next step",
+    engines: tuple[str, ...] = (OURS,),
 ) -> tuple[KnobSpec, _Ceiling | None]:
     default = getattr(Knobs(), name)
     choices: tuple[str, ...] = ()
@@ -107,29 +113,32 @@ def _knob(
             kind = "int"
     spec = KnobSpec(
         name=name, unit=unit, kind=kind, summary=summary, effect=effect,
-        low=low, high=high, choices=choices, default=default,
+        low=low, high=high, choices=choices, default=default, engines=engines,
     )  # fmt: skip
     return spec, ceiling
 
 
+_BOTH = (OURS, VLLM)
 _DECLARED = (
     _knob("max_num_batched_tokens", "tokens/step", "Token budget of one step, shared by decodes and prefill chunks.",
-          low=1, ceiling=lambda c: c.max_num_batched_tokens),
+          low=1, ceiling=lambda c: c.max_num_batched_tokens, engines=_BOTH),
     _knob("max_num_seqs", "requests", "Cap on running requests. Lowering it drains; nobody running is cut.",
-          low=1, ceiling=lambda c: c.max_num_seqs),
+          low=1, ceiling=lambda c: c.max_num_seqs, engines=_BOTH),
     _knob("long_prefill_token_threshold", "tokens/step",
           "Most tokens one request may take from a step; 0 = off; not applied to a lone request.",
-          low=0, ceiling=lambda c: c.max_num_batched_tokens),
+          low=0, ceiling=lambda c: c.max_num_batched_tokens, engines=_BOTH),
     _knob("long_prefill_token_threshold_adaptive", "",
-          "Floor the threshold at the allocated budget divided by the number of eligible requests."),
+          "Floor the threshold at the allocated budget divided by the number of eligible requests.", engines=_BOTH),
     _knob("enable_chunked_prefill", "", "Split prompts over steps; off: a prompt waits until it fits one step."),
-    _knob("policy", "", "Order of the waiting queue: fcfs, or priority by (priority, arrival, id), lower first."),
+    _knob("policy", "", "Order of the waiting queue: fcfs, or priority by (priority, arrival, id), lower first.",
+          engines=_BOTH),
     _knob("preempt_on_arrival", "",
           "Under policy priority, a waiting request may evict a running one of larger priority value."),
     _knob("victim", "", "Which running request is preempted when blocks run out (after priority, under that policy)."),
     _knob("watermark", "fraction", "Share of the KV blocks kept free when a waiting request is admitted.",
-          low=0.0, high=0.9),
-    _knob("reserve_full_prompt", "", "Admit a request only if its whole prompt fits, not just its first chunk."),
+          low=0.0, high=0.9, engines=_BOTH),
+    _knob("reserve_full_prompt", "", "Admit a request only if its whole prompt fits, not just its first chunk.",
+          engines=_BOTH),
     _knob("reserve_output", "", "Admit a request only if prompt + max_tokens fit: no preemption, more waiting."),
     _knob("max_preemptions", "count", "A request preempted this often is no victim while another exists; 0 = no cap.",
           low=0, high=1_000_000),
@@ -196,6 +205,8 @@ def change_knobs(knobs: Knobs, changes: Mapping[str, Any], table: tuple[KnobSpec
 
 def _check(specs: Mapping[str, KnobSpec], name: str, value: Any) -> Any:
     spec = specs.get(name)
+    if spec is None and name in KNOB_NAMES:
+        raise KnobRefused(f"this engine has no knob {name}, other kinds have it; `schedtop knobs` lists those it has")
     if spec is None:
         raise KnobRefused(f"no knob is called {name!r}{_nearest(name, specs)}; `schedtop knobs` lists them all")
     match spec.kind:

@@ -18,7 +18,7 @@ from schedtop.control.vllm.watch import Books, Counts, PlannedStep
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import SchedtopError
-from schedtop.engine.knobs import knob_table
+from schedtop.engine.knobs import VLLM, change_knobs, initial_knobs, knob_table
 from schedtop.engine.snapshot import EventKind, Preemption
 
 CONTROL = Path(schedtop.control.__file__).parent
@@ -69,9 +69,15 @@ def usable(scheduler: Any) -> tuple[set[str], set[str], list[str]]:
 def test_a_whole_scheduler_loses_nothing() -> None:
     knobs, commands, said = usable(fake_scheduler())
     assert guard.missing(fake_scheduler()) == []
-    assert knobs == set(guard.KNOB_NEEDS)
+    assert knobs == set(guard.KNOB_NEEDS) == {spec.name for spec in knob_table(EngineConfig()) if VLLM in spec.engines}
     assert commands == {*guard.COMMAND_NEEDS, *guard.ALWAYS}
     assert said == []
+
+
+def test_a_knob_that_only_other_engines_have_is_refused_as_such() -> None:
+    table = tuple(spec for spec in knob_table(EngineConfig()) if VLLM in spec.engines)
+    with pytest.raises(SchedtopError, match="this engine has no knob victim, other kinds have it"):
+        change_knobs(initial_knobs(EngineConfig()), {"victim": "most_blocks"}, table)
 
 
 @pytest.mark.parametrize("path", sorted({path for needs in guard.KNOB_NEEDS.values() for path in needs}))
