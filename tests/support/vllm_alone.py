@@ -2,7 +2,7 @@
 
 Prints one JSON object. `reads`: what our code reads of the scheduler. `hide NAME...`: the same run with NAME hidden
 from our code. `quiet`: steps under a watcher, in a thread in which any system call but those of locks and memory is
-death; `quiet offend` makes one. `policy`: what a change of policy does to a long queue.
+death; `quiet offend` makes one. `policy`: what a change of policy does to a long queue. `fault`: a fault of our own.
 """
 
 import asyncio
@@ -190,6 +190,30 @@ def scenario(name: str, hidden: str, is_async: bool = True) -> dict[str, Any]:
     return answer
 
 
+def fault() -> dict[str, Any]:
+    """Our own counting fails while requests are held and a client watches."""
+    from schedtop.control.discovery import socket_path
+    from schedtop.control.vllm.plugin import SchedtopScheduler
+
+    log = Log()
+    scheduler = make_scheduler(SETTINGS, True, SchedtopScheduler)
+    driver, hooks = Driver(scheduler, 1), scheduler.schedtop
+    watching = Watching(str(socket_path("vllm")))
+    watching.start()
+    while watching.num_updates < 2:
+        scheduler.has_requests()
+    for i in range(NUM_REQUESTS):
+        scheduler.add_request(make_request(f"r{i}", [10 + i] * 40, MAX_TOKENS, BLOCK, float(i)))
+    for _ in range(5):
+        driver.step()
+    hooks.core.hold(["r2"])
+    hooks.core.pause("keep")
+    hooks.engine.boundary = None
+    driver.run_out()
+    watching.join()
+    return {"num_tokens": driver.num_tokens, "on": hooks.is_on, "goodbye": watching.goodbye, "said": log.lines}
+
+
 # ---- no system call -------------------------------------------------------------------------------------------
 
 ALLOWED = {
@@ -224,14 +248,20 @@ class Watching(threading.Thread):
     def __init__(self, socket: str) -> None:
         super().__init__(daemon=True)
         self.num_updates = self.num_steps = self.num_changes = 0
+        self.goodbye = ""
         self._socket = socket
 
     def run(self) -> None:
-        asyncio.run(self._watch())
+        from schedtop.control.client import Disconnected
+
+        try:
+            asyncio.run(self._watch())
+        except Disconnected as gone:  # instead of an answer
+            self.goodbye = str(gone)
 
     async def _watch(self) -> None:
         from schedtop.control.client import Client
-        from schedtop.control.messages import SetKnobs, SnapshotUpdate, Subscribe
+        from schedtop.control.messages import Goodbye, SetKnobs, SnapshotUpdate, Subscribe
 
         async with await Client.connect(self._socket, name="test") as client:
             await client.request(Subscribe(interval_s=0.02, steps=True, events=True))
@@ -241,6 +271,8 @@ class Watching(threading.Thread):
                     self.num_steps += len(message.steps)
                     await client.request(SetKnobs(changes={"max_num_seqs": 3 + self.num_updates % 3}))
                     self.num_changes += 1
+                elif isinstance(message, Goodbye):
+                    self.goodbye = message.reason
 
 
 def quiet(offends: bool) -> dict[str, Any]:
@@ -316,6 +348,8 @@ def main(case: str, *arguments: str) -> Any:
             return quiet(bool(arguments))
         case "policy":
             return policy()
+        case "fault":
+            return fault()
     raise SystemExit(f"no such case: {case}")
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_LIMIT_S = 240.0
+START_LIMIT_S = 600.0
 SOURCES = Path(__file__).parents[2] / "src"
 SUPPORT = Path(__file__).parent
 SYNC, ASYNC = "schedtop.control.vllm.plugin.SchedtopScheduler", "vllm_async_variant.AsyncVariant"
@@ -55,14 +55,14 @@ def wait_for_start(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 @contextmanager
-def serving(folder: Path, runtime: Path, port: int, scheduler: str | None = SYNC) -> Iterator[Served]:
+def serving(folder: Path, runtime: Path, port: int, scheduler: str | None = SYNC, *options: str) -> Iterator[Served]:
     """A `vllm serve` of the tiny model until the end of the block; `scheduler=None`: vLLM's own, without the plugin."""
     log = runtime / f"vllm-{time.monotonic_ns()}.log"
     command = [
         str(folder / "venv/bin/vllm"), "serve", str(folder / "model"), "--served-model-name", "tiny",
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager", "--block-size", "32",
         "--max-model-len", "4096", "--max-num-seqs", "32", "--max-num-batched-tokens", "512",
-        "--num-gpu-blocks-override", "260", *(["--scheduler-cls", scheduler] if scheduler else []),
+        "--num-gpu-blocks-override", "260", *(["--scheduler-cls", scheduler] if scheduler else []), *options,
     ]  # fmt: skip
     with log.open("wb") as sink:
         process = subprocess.Popen(

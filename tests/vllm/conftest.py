@@ -29,7 +29,7 @@ from schedtop.engine.snapshot import Snapshot, Viewport
 PORT = 8473
 ALL = Viewport(running_rows=100, waiting_rows=200)
 EVERYTHING = RequestFilter(id_prefix="cmpl-")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -81,10 +81,12 @@ class Operator:
         return reply.update.snapshot
 
     async def settle(self, is_so: Callable[[Snapshot], bool]) -> Snapshot:
-        """Look again and again until something is so."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not is_so(snapshot := await self.look()):  # noqa: ASYNC110  (the server has no event for it)
-                await asyncio.sleep(0.01)
+        """Look again and again until something is so; what must not be missed has to last (pause, or many tokens)."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while not is_so(snapshot := await self.look()):
+            if asyncio.get_running_loop().time() > deadline:
+                raise AssertionError(f"it never was so; at last: {snapshot}")
+            await asyncio.sleep(0.01)
         return snapshot
 
     async def clear_holds(self) -> None:
@@ -115,7 +117,7 @@ async def operator(served: Served) -> AsyncIterator[Operator]:
 
 @pytest.fixture
 async def load(served: Served) -> AsyncIterator[Load]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=240)) as session:
         load = Load(served, session)
         yield load
         for task in load.tasks:

@@ -69,3 +69,13 @@ def test_a_change_of_policy_loses_nobody_of_a_long_queue(vllm_folder: Path, tmp_
     answer = run(vllm_folder, tmp_path, "policy")
     assert answer["counts"] == [2500, 2500]
     assert answer["firsts"] == [["r6", "r13", "r20"], ["r0", "r1", "r2"]]
+
+
+def test_a_fault_of_the_plugin_switches_it_off_and_leaves_nothing_held_or_paused(
+    vllm_folder: Path, tmp_path: Path
+) -> None:
+    answer = run(vllm_folder, tmp_path, "fault")
+    assert answer["num_tokens"] == NUM_TOKENS
+    assert answer["on"] is False
+    assert "vLLM itself serves on" in answer["goodbye"]
+    assert any("vLLM serves on" in line for line in answer["said"])

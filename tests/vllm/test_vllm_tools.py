@@ -78,15 +78,6 @@ async def test_the_gateway_steers_measures_and_says_where_requests_go(served: Se
     assert (await task)["usage"]["completion_tokens"] == 3900
 
 
-async def test_a_recording_holds_the_steps(served: Served, operator: Any, load: Any, tmp_path: Path) -> None:
-    for prompt in BUSY:
-        load.add(prompt, 3900)
-    await operator.settle(lambda snapshot: snapshot.num_running == len(BUSY))
-    await run(served, "record", str(tmp_path / "vllm.rec"), "--for", "2s")
-    exported = await run(served, "export", str(tmp_path / "vllm.rec"), "--what", "steps")
-    assert len(exported.splitlines()) > 20
-
-
 async def test_a_forecast_is_made_from_the_live_state(served: Served, operator: Any, load: Any) -> None:
     for prompt in BUSY:
         load.add(prompt, 3900)

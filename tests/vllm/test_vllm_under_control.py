@@ -27,7 +27,7 @@ from schedtop.control.messages import (
 from schedtop.engine.snapshot import PauseState, RequestStatus, StepRecord
 
 EVERYTHING = RequestFilter(id_prefix="cmpl-")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 async def steps_after(operator: Any, step: int) -> list[StepRecord]:
@@ -95,8 +95,10 @@ async def test_output_is_the_same_after_preemption_and_cache_reset(operator: Any
     task = load.add("the same prompt", 3000)
     for _ in range(3):
         await operator.settle(lambda snapshot: snapshot.num_running == 1)
+        await operator.request(Pause(mode="keep"))  # so that it can't end before the next turn
         await operator.request(PreemptRequests(select=EVERYTHING))
         await operator.request(ResetPrefixCache(preempt_running=True))
+        await operator.request(Resume())
     assert (await task)["choices"][0]["text"] == expected
     assert (await operator.look()).recent_preemptions
 
@@ -163,8 +165,8 @@ async def test_priority_decides_who_is_admitted_next(operator: Any, load: Any) -
     await operator.request(SetPriority(select=RequestFilter(ids=[last_id]), priority=-5))
     assert (await operator.look()).waiting[0].request_id == last_id
     await operator.request(Resume())
-    first = await operator.settle(lambda snapshot: snapshot.num_running == 1)
-    assert first.running[0].request_id == last_id or first.num_waiting < 2
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    assert any(last_id.startswith(task.result()["id"]) for task in done)
     await asyncio.gather(*tasks)
 
 
