@@ -1,18 +1,19 @@
 """The state of an engine as plain text or JSON, once: for scripts, pipes and dumb terminals. Loads no Textual.
 
-JSON, schema 1: `schema`; `info` (who the engine is); `snapshot`; `latencies` (seconds); `alerts` (severity, text);
-`findings` (name, evidence, advice, changes). Fields are those of `schedtop.engine.snapshot` and `control.messages`.
+What the JSON holds is `State`; its schema lies in `docs/reference/state.schema.json`. Within one number of `schema`
+fields are only added.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from schedtop.control.client import Client
-from schedtop.control.messages import GetSnapshot, SnapshotReply
-from schedtop.engine.snapshot import Viewport
+from schedtop.control.messages import EngineInfo, GetSnapshot, Latency, PendingChange, SnapshotReply
+from schedtop.engine.knobs import KnobValue
+from schedtop.engine.snapshot import EngineCoreEvent, Snapshot, Viewport
 from schedtop.tui.advisor import find
 from schedtop.tui.alerts import find_alerts
 from schedtop.tui.cells import ASCII, Line, plain
@@ -70,26 +71,83 @@ def _panel(name: str, scene: Scene, width: int, height: int) -> list[str]:
     return [plain(line).replace("›", " ", 1) for line in lines if plain(line).strip()]
 
 
+class ToldAlert(msgspec.Struct, frozen=True, kw_only=True):
+    """What must not be missed. `severity`: down, bad, warn, note."""
+
+    severity: str
+    name: str
+    text: str
+
+
+class ToldFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the advisor. `changes`: the knobs it would stage; empty when no knob helps."""
+
+    name: str
+    evidence: str
+    advice: str
+    changes: dict[str, KnobValue]
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine at one moment, as `schedtop --once --json` prints it. Times in seconds."""
+
+    schema: int
+    """Of this document: 1."""
+    info: EngineInfo
+    snapshot: Snapshot
+    latencies: dict[str, Latency]
+    """ttft, itl, e2e, queue, step: exact percentiles over 10 s and 60 s; null = no sample in that window."""
+    alerts: list[ToldAlert]
+    """Worst first."""
+    findings: list[ToldFinding]
+    """Most pressing first."""
+    pending_change: PendingChange | None = None
+    """A change that will be undone unless confirmed."""
+
+
+class FrameState(State, frozen=True, kw_only=True):
+    """One frame of a recording, as `schedtop replay FILE --json` prints it, a line each."""
+
+    frame: int
+    """Its place, from 0."""
+    wall: float
+    events: list[EngineCoreEvent]
+    """Since the frame before."""
+
+
 def as_json(scene: Scene) -> str:
-    """The state as one JSON document (see the head of this file)."""
-    return msgspec.json.format(msgspec.json.encode(document(scene)), indent=2).decode()
+    """The state as one JSON document."""
+    return msgspec.json.format(msgspec.json.encode(state(scene)), indent=2).decode()
 
 
-def document(scene: Scene) -> dict[str, Any]:
-    """The state as what becomes the JSON document."""
-    update = scene.view.update
-    welcome = scene.view.welcome
+def frame_as_json(scene: Scene, frame: int, wall: float, events: list[EngineCoreEvent]) -> bytes:
+    """A frame of a recording as one line of JSON."""
+    fields = msgspec.structs.asdict(state(scene))
+    return msgspec.json.encode(FrameState(frame=frame, wall=wall, events=events, **fields))
+
+
+def state(scene: Scene) -> State:
+    """What becomes the JSON document."""
+    update, welcome = scene.view.update, scene.view.welcome
     assert update is not None
     assert welcome is not None
-    to_builtins: Callable[[Any], Any] = msgspec.to_builtins
-    return {
-        "schema": SCHEMA,
-        "info": to_builtins(welcome.info),
-        "snapshot": to_builtins(update.snapshot),
-        "latencies": to_builtins(update.latencies),
-        "alerts": [{"severity": alert.severity.name.lower(), "text": alert.text} for alert in find_alerts(scene)],
-        "findings": [
-            {"name": f.name, "evidence": f.evidence, "advice": f.advice, "changes": dict(f.changes)}
-            for f in find(scene)
+    return State(
+        schema=SCHEMA,
+        info=welcome.info,
+        snapshot=update.snapshot,
+        latencies=update.latencies,
+        alerts=[ToldAlert(severity=a.severity.name.lower(), name=a.name, text=a.text) for a in find_alerts(scene)],
+        findings=[
+            ToldFinding(name=f.name, evidence=f.evidence, advice=f.advice, changes=dict(f.changes)) for f in find(scene)
         ],
-    }
+        pending_change=update.pending_change,
+    )
+
+
+def schema() -> str:
+    """JSON Schema of both documents."""
+    _, parts = msgspec.json.schema_components([State, FrameState])
+    return msgspec.json.format(msgspec.json.encode({
+        "$schema": "https://json-schema.org/draft/2020-12/schema", "title": "schedtop --once --json",
+        "$ref": "#/$defs/State", "$defs": {name.replace("~1", "/"): part for name, part in parts.items()},
+    }), indent=2).decode() + "\n"  # fmt: skip

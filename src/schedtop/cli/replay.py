@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from schedtop.cli.watch import screen_options
 from schedtop.engine.errors import ConfigError
@@ -43,5 +42,4 @@ def print_frames(tape: "Tape") -> None:
     view = tape.view_at(0)
     for place, frame in enumerate(tape.frames):
         view = tape.advanced(view, place) if place else view
-        head = {"frame": place, "wall": frame.wall, "events": tape.events(place)}
-        click.echo(msgspec.json.encode(head | once.document(Scene(view, now=frame.wall))))
+        click.echo(once.frame_as_json(Scene(view, now=frame.wall), place, frame.wall, tape.events(place)))
