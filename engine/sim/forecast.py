@@ -17,7 +17,7 @@ from schedtop.engine.runner.simulated import END_TOKEN, SimulatedRunner
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.engine.sim.clock import VirtualClock
 from schedtop.engine.sim.future import Drawn, Future, in_words
-from schedtop.engine.sim.outlook import Forecast, Outlook, Range, Start, Tally, outlook_over, range_of
+from schedtop.engine.sim.outlook import Forecast, Range, Start, Tally, outlook_over, range_of
 from schedtop.engine.sim.state import EngineState, restore, stand_in_tokens
 from schedtop.engine.sim.step_model import FittedModel, StepModel, StepShape
 from schedtop.engine.snapshot import EventKind
@@ -27,8 +27,6 @@ MAX_STARTS = 200
 """Waiting requests whose forecast start is told: those at the head of the queue."""
 SLICE_S = 0.5
 """Modelled time for which one knob set runs before the other catches up: how far apart a cut may find them."""
-
-__all__ = ["Forecast", "Outlook", "Range", "forecast"]
 
 
 def forecast(

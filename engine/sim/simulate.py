@@ -125,6 +125,10 @@ class Simulation:
         """Whether nothing is left to happen."""
         return not self.core.has_work and self._next_due() is None
 
+    def watch(self, watch: Watch) -> None:
+        """Have another one see the engine after each step from now on."""
+        self._watch = watch
+
     def run(self, until_s: float | None = None) -> SimulationResult:
         """Serve all arrivals to their end, or up to a time; may be called again to go on."""
         while until_s is None or self.clock.now < until_s:

@@ -5,19 +5,23 @@ The forecast runs here, in this process and at low priority, never in the engine
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 
 import click
 import msgspec
 
 from schedtop.cli.engine import DURATION, connect_option, json_option, say_json, table, talk
+from schedtop.cli.forecast_basis import Happened, from_file
+from schedtop.cli.forecast_history import follow_up, keep, show_history
 from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.control.client import Client
-from schedtop.control.messages import Ack, GetSnapshot, GetState, GetStepModel, SnapshotReply
+from schedtop.control.messages import Ack, EngineInfo, GetSnapshot, GetState, GetStepModel, SnapshotReply
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import KnobValue
 from schedtop.engine.perf import PerfStats, perf_stats
-from schedtop.engine.sim.forecast import Forecast, Outlook, Range, forecast
+from schedtop.engine.sim.forecast import forecast
+from schedtop.engine.sim.outlook import Forecast, Outlook, Range
 from schedtop.engine.sim.state import EngineState
 from schedtop.engine.sim.step_model import FittedModel
 from schedtop.engine.snapshot import Viewport
@@ -76,22 +80,47 @@ def _budget(fitted: FittedModel, step_s: float, ceiling: int) -> str:
 @click.command(name="forecast")
 @connect_option
 @json_option
-@click.option("--set", "changes", type=KNOB_ASSIGNMENT, multiple=True, required=True, help="The change to try.")
+@click.option("--set", "changes", type=KNOB_ASSIGNMENT, multiple=True, help="The change to try.")
 @click.option("--horizon", type=DURATION, default=30.0, show_default="30s", help="How far to look ahead.")
 @click.option("--draws", type=click.IntRange(1, 64), default=8, show_default=True, help="Futures drawn at most.")
 @click.option("--cpu", type=DURATION, default=1.5, show_default="1.5s", help="CPU time after which no more are drawn.")
+@click.option("--from", "source", metavar="FILE|NAME", help="A recording, a scenario file or a shipped scenario.")
+@click.option("--at", type=DURATION, help="With --from: the moment to look ahead from.")
+@click.option("--seed", type=int, help="With a scenario: draw another load than the file's.")
+@click.option("--starts", is_flag=True, help="Also when each waiting request will start.")
+@click.option("--follow", is_flag=True, help="Wait until the horizon is over, and tell what happened.")
+@click.option("--history", is_flag=True, help="Past forecasts beside what then happened.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="With --history.")
 def forecast_command(
-    connect: str | None, as_json: bool, changes: Sequence[tuple[str, KnobValue]], horizon: float, draws: int, cpu: float
-) -> None:
+    connect: str | None, as_json: bool, changes: Sequence[tuple[str, KnobValue]], horizon: float, draws: int,
+    cpu: float, source: str | None, at: float | None, seed: int | None, starts: bool, follow: bool, history: bool,
+    limit: int,
+) -> None:  # fmt: skip
     """Run the engine's own scheduler on from its live state, with the knobs as they are and as they would be."""
+    if history:
+        show_history(connect, limit, as_json)
+        return
+    if not changes and not starts:
+        raise click.UsageError("name a change to try with --set, or ask for --starts or --history")
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-    state, fitted = talk(connect, _read_both, read_only=True)
+    basis = from_file(source, at, seed, horizon) if source is not None else None
+    if basis is not None:
+        state, fitted = basis.state, basis.fitted
+    else:
+        state, fitted, info = talk(connect, _read_both, read_only=True)
+    wall = time.time()
     result = forecast(state, fitted, as_changes(changes), horizon_s=horizon, max_draws=draws, cpu_limit_s=cpu)
+    happened = basis.happens(as_changes(changes), result.horizon_s) if basis is not None else None
+    number = None
+    if basis is None and changes:
+        number, result = keep(result, info, wall)
     if as_json:
         say_json(result)
     else:
-        click.echo(in_words(result))
+        click.echo(in_words(result, happened, starts))
+    if follow and number is not None:
+        follow_up(connect, number, result.horizon_s)
 
 
 async def read_model(client: Client) -> FittedModel:
@@ -121,22 +150,28 @@ async def _read_model_and_perf(client: Client) -> tuple[FittedModel, PerfStats |
     return fitted, perf, info.max_num_batched_tokens
 
 
-async def _read_both(client: Client) -> tuple[EngineState, FittedModel]:
-    return await read_state(client), await read_model(client)
+async def _read_both(client: Client) -> tuple[EngineState, FittedModel, EngineInfo]:
+    return await read_state(client), await read_model(client), client.welcome.info
 
 
-def in_words(result: Forecast) -> str:
-    """Both outlooks side by side."""
+def in_words(result: Forecast, happened: Happened | None = None, with_starts: bool = False) -> str:
+    """Both outlooks side by side; what happened, where that is known; when who starts."""
+    outlooks = [result.now] + [result.then] * bool(result.changes) + ([happened.outlook] if happened else [])
+    headings = ["as it is"] + ["as it would be"] * bool(result.changes) + ([happened.heading] if happened else [])
     rows = [
-        (label, unit, _cell(getattr(result.now, name), scale), _cell(getattr(result.then, name), scale))
+        (label, unit, *(_cell(getattr(outlook, name), scale) for outlook in outlooks))
         for label, unit, name, scale in _MEASURES
     ]
     changes = ", ".join(f"{name} {before} -> {after}" for name, (before, after) in result.changes.items())
     lines = [
-        f"next {result.horizon_s:g} s with {changes}",
-        table(("", "", "as it is", "as it would be"), rows, left=(0, 1)),
+        f"next {result.horizon_s:g} s" + (f" with {changes}" if changes else ""),
+        table(("", "", *headings), rows, left=(0, 1)),
         f"{result.num_draws} draws of the future, {result.cpu_s:.1f} s of CPU; ranges are over the draws",
+        f"arrivals: {result.arrivals}",
     ]
+    if with_starts:
+        started = [(start.request_id, _cell(start.now, 1.0), _cell(start.then, 1.0)) for start in result.starts]
+        lines.append(table(("starts in s", "as it is", "as it would be"), started) if started else "nobody waits")
     return "\n".join(lines + [f"note: {warning}" for warning in result.warnings])
 
 
