@@ -85,6 +85,8 @@ class AddRequest(_FromClient):
     priority: int = 0
     adapter: str | None = None
     cache_salt: str | None = None
+    parent: str = ""
+    """The id that several sequences of one request share (`n` > 1): operations on it mean them all."""
 
 
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

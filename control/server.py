@@ -315,9 +315,9 @@ class ControlServer:
 
     def _spell_out(self, command: AnyCommand) -> None:
         select: RequestFilter | None = getattr(command, "select", None)
-        if select is None or select.submitted_by is None:
+        if select is None:
             return
-        if AddRequest.__name__ not in self._capabilities:
+        if select.submitted_by is not None and AddRequest.__name__ not in self._capabilities:
             raise NotAllowed("this engine's requests don't come through this socket: who submitted them isn't known")
         command.select = self._owners.spelt_out(select)  # type: ignore[union-attr]
 
@@ -328,17 +328,18 @@ class ControlServer:
             raise ShuttingDown("the engine is shutting down and takes no new requests")
         check_priority(command.priority)
         self._engine.submit(
-            lambda core: add_request(core, command), partial(self._submitted, connection, envelope, command.request_id)
+            lambda core: add_request(core, command), partial(self._submitted, connection, envelope, command)
         )
 
-    def _submitted(self, connection: Connection, envelope: Envelope, request_id: str, call: Call) -> None:
+    def _submitted(self, connection: Connection, envelope: Envelope, command: AddRequest, call: Call) -> None:
         if call.error is not None:
             connection.refuse(envelope.id, call.error)
             return
         if connection not in self._connections:
-            self._engine.submit(lambda core: core.abort([request_id], "its client disconnected"), _ignore)
+            self._engine.submit(lambda core: core.abort([command.request_id], "its client disconnected"), _ignore)
             return
-        self._owners.add(request_id, connection, envelope.on_behalf_of or connection.session.client)
+        submitter = envelope.on_behalf_of or connection.session.client
+        self._owners.add(command.request_id, connection, submitter, command.parent)
         connection.reply(Ack(id=envelope.id, applied_at_step=_step_of(call), did=call.result.did))
 
     # ---- commands -------------------------------------------------------------------------------------------

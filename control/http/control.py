@@ -17,7 +17,7 @@ from schedtop.control.http.keys import CALLER
 from schedtop.control.http.link import COMMAND_TIMEOUT_S
 from schedtop.control.http.routes import COMMAND_ROUTES, PREFIX, CommandRoute
 from schedtop.control.http.service import Service
-from schedtop.control.messages import AnyCommand, GetSnapshot, RequestFilter, SnapshotReply
+from schedtop.control.messages import AnyCommand, GetSnapshot, SnapshotReply
 from schedtop.engine.snapshot import Viewport
 
 RouteSpec = tuple[str, str, Scope, Handler]
@@ -78,13 +78,8 @@ class ControlRoutes:
             if route.fields is Viewport:
                 return GetSnapshot(viewport=_from_query(request, Viewport))
             command: AnyCommand = _from_query(request, route.command)
-            return command
-        body = await body_of(request)
-        command = msgspec.json.decode(body or b"{}", type=route.command)
-        select = getattr(command, "select", None)
-        if isinstance(select, RequestFilter) and select.ids:
-            ids = self._service.link.with_children(select.ids)
-            return msgspec.structs.replace(command, select=msgspec.structs.replace(select, ids=ids))
+        else:
+            command = msgspec.json.decode(await body_of(request) or b"{}", type=route.command)
         return command
 
     async def follow_events(self, request: web.Request) -> web.StreamResponse:

@@ -215,6 +215,7 @@ class Generation:
                     priority=self.plan.priority,
                     cache_salt=self.plan.cache_salt,
                     adapter=self.plan.adapter,
+                    parent=self.plan.request_id if len(self.answers) > 1 else "",
                 ),
                 on_behalf_of=self.plan.caller,
             )

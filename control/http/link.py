@@ -269,17 +269,6 @@ class EngineLink:
         """Whether a request of that id is being served by this gateway."""
         return request_id in self._streams
 
-    def with_children(self, ids: Iterable[str]) -> list[str]:
-        """Ids, and where one is the parent of several sequences of ours (`n` > 1), theirs in its place."""
-        children: dict[str, list[str]] = {}
-        for request_id in self._streams:
-            children.setdefault(request_id.rpartition("-")[0], []).append(request_id)
-        return [
-            found
-            for request_id in ids
-            for found in ([request_id] if request_id in self._streams else children.get(request_id, [request_id]))
-        ]
-
     def close_stream(self, request_ids: Iterable[str]) -> None:
         """Forget requests that have ended."""
         for request_id in request_ids:

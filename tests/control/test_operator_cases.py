@@ -336,6 +336,26 @@ async def test_requests_are_chosen_by_all_conditions_given_and_none_by_an_empty_
             await changed(status="asleep")
 
 
+async def test_a37_an_abort_by_the_parents_id_ends_all_its_sequences_and_leaves_no_name_behind(
+    serve, brisk_runner, make_request, collect
+):
+    engine = serve(brisk_runner)
+    names = [f"p-{number}" for number in range(4)]
+    async with engine.client("gateway") as gateway, engine.client() as operator:
+        for name in names:
+            await gateway.request(make_request(name, 16, 3000, parent="p"))
+        await gateway.request(make_request("p-9", 16, 3000))  # somebody's own name, no child
+        ack = await do(operator, AbortRequests(select=RequestFilter(ids=["p"])))
+        assert sorted(ack.touched.changed) == names
+        ends = (await collect(gateway, *names)).ends
+        assert set(ends.values()) == {FinishReason.ABORT}
+        snapshot = await engine.snapshot(operator)
+        assert (snapshot.num_running, snapshot.counters.finished["abort"]) == (1, 4)
+        again = await do(operator, AbortRequests(select=RequestFilter(ids=["p"])))
+        assert (again.touched.changed, again.touched.unknown) == ([], ["p"])
+    assert engine.server._owners._owners.keys() <= {"p-9"}
+
+
 async def test_requests_are_chosen_by_the_token_or_client_that_submitted_them(serve, make_request):
     engine = serve()
     async with engine.client("gateway") as gateway, engine.client("loader") as loader:
