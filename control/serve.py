@@ -86,6 +86,8 @@ def gateway_arguments(settings: ServeSettings, socket: Path) -> list[str]:
         arguments += ["--allowed-host", name]
     if settings.token_file is not None:
         arguments += ["--token-file", settings.token_file]
+    if settings.playbooks is not None:
+        arguments += ["--playbooks", settings.playbooks]
     return arguments
 
 

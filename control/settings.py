@@ -84,6 +84,8 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Tokens of the gateway (TOML)."""
     allowed_hosts: list[str] = []
     """Further names by which clients may address the gateway."""
+    playbooks: str | None = None
+    """Folder of playbooks that clients of the gateway may start by name, besides the shipped ones."""
     drain: float = 30.0
     """Seconds that running requests get to finish at the end."""
 

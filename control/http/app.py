@@ -5,6 +5,7 @@ import contextlib
 import errno
 import logging
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from schedtop.control.http.link import EngineLink
 from schedtop.control.http.metrics import Metrics
 from schedtop.control.http.openai import OpenAiRoutes
 from schedtop.control.http.openapi import document
+from schedtop.control.http.playbooks import PlaybookRoutes
 from schedtop.control.http.routes import PREFIX
 from schedtop.control.http.service import DEFAULT_STALL_LIMIT_S, LoadTokenizer, Service
 from schedtop.control.http.tokens import TokenRoutes
@@ -57,6 +59,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     drain_limit_s: float = 10.0
     """How long live requests may go on at shutdown."""
     stall_limit_s: float = DEFAULT_STALL_LIMIT_S
+    playbooks: Path | None = None
+    """A folder of playbooks that clients may start by name, besides the shipped ones."""
 
 
 class Route(NamedTuple):
@@ -77,6 +81,7 @@ class Gateway:
         self.service = Service(self.link, load_tokenizer, config.stall_limit_s)
         self.metrics = Metrics(self.service)
         self.control = ControlRoutes(self.service)
+        self.playbooks = PlaybookRoutes(config.target, self.metrics.registry, config.playbooks)
         self.relay = WebSocketRelay(config.target, self.metrics.samples.count_websockets)
         self._runner: web.AppRunner | None = None
         self._port = config.port
@@ -102,6 +107,7 @@ class Gateway:
             Route("POST", "/tokenize", Scope.INFER, tokens.tokenize),
             Route("POST", "/detokenize", Scope.INFER, tokens.detokenize),
             *(Route(*route) for route in self.control.routes()),
+            *(Route(*route) for route in self.playbooks.routes()),
             Route("GET", f"{PREFIX}/ws", Scope.READ, self.relay.handle),
         ]
 
@@ -155,6 +161,7 @@ class Gateway:
     async def shutdown(self) -> None:
         """Not ready first, then let live requests end, then tell those that are left, then close everything."""
         self.service.is_leaving = True
+        await self.playbooks.close()
         if not await self.service.drained(self.config.drain_limit_s):
             logger.warning("requests are still running after %g s: they are cut", self.config.drain_limit_s)
         self.control.events.end()

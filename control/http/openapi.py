@@ -10,7 +10,8 @@ import msgspec
 from schedtop import __version__
 from schedtop.control.http.auth import Scope
 from schedtop.control.http.openai_types import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from schedtop.control.http.routes import COMMAND_ROUTES, CommandRoute
+from schedtop.control.http.playbooks import StartPlaybook, StopPlaybook
+from schedtop.control.http.routes import COMMAND_ROUTES, PREFIX, CommandRoute
 from schedtop.engine.knobs import KnobSpec
 from schedtop.engine.snapshot import Viewport
 
@@ -18,6 +19,7 @@ Json = dict[str, Any]
 _BODIES: dict[str, type] = {
     "/v1/completions": CompletionRequest, "/v1/chat/completions": ChatRequest,
     "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest,
+    f"{PREFIX}/playbooks/start": StartPlaybook, f"{PREFIX}/playbooks/stop": StopPlaybook,
 }  # fmt: skip
 _REF = "#/components/schemas/{name}"
 _JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "choice": "string"}

@@ -5,11 +5,12 @@ lease. No check is decided before its whole window has passed, and nothing is ke
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from schedtop.control.changes import UnknownChange
 from schedtop.control.errors import CommandRefused, Disconnected, NoReply
-from schedtop.control.messages import AnyCommand, Drain, Pause, Resume, SetKnobs, SnapshotUpdate, UndoChange
+from schedtop.control.messages import AnyCommand, Drain, KnobsAck, Pause, Resume, SetKnobs, SnapshotUpdate, UndoChange
 from schedtop.control.playbook.checks import CheckWatch
 from schedtop.control.playbook.events import (
     MomentAwaited,
@@ -35,6 +36,7 @@ from schedtop.engine.knobs import KnobValue
 from schedtop.engine.snapshot import PauseState
 
 _TELL_EVERY_S = 1.0
+T = TypeVar("T")
 
 Decide = Callable[[list[CheckOutcome]], bool]
 """Asked when a check says `hold`: whether to roll back. Called in a thread."""
@@ -76,6 +78,8 @@ class PlaybookRun:
         """What takes this run's changes back, in the order they were made."""
         self._steps: list[StepOutcome] = []
         self._checks: list[CheckOutcome] = []
+        self._is_unsure = False
+        """A change was sent and no receipt came."""
         self._told_at = -_TELL_EVERY_S
 
     async def run(self, waits_for_moment: bool = True) -> Report:
@@ -87,7 +91,7 @@ class PlaybookRun:
         try:
             report = await self._run_all(waits_for_moment)
         except asyncio.CancelledError:
-            await asyncio.shield(self._roll_back())
+            await asyncio.shield(self._take_back())
             raise
         finally:
             stop()
@@ -154,24 +158,32 @@ class PlaybookRun:
     async def _set(self, what: str, wanted: dict[str, KnobValue], within: Bounds) -> StepOutcome:
         self._lease.check()
         values = await resolve(wanted, within, self._initial, self._target)
-        receipt = await self._target.set_knobs(
-            SetKnobs(
-                changes=values,
-                expect_generation=self._generation,
-                reason=self._reason,
-                lease_id=self._lease.lease_id,
-            )
-        )
-        self._generation, self._first_step = receipt.generation, receipt.applied_at_step
-        self._ours |= receipt.after
-        if receipt.change_id:
-            self._undo.append(UndoChange(change_id=receipt.change_id, reason=f"{self._reason}: roll back"))
+        receipt = await _to_the_end(self._change(values))
         return StepOutcome(
             what=what,
             changes={n: (b, receipt.after[n]) for n, b in receipt.before.items() if b != receipt.after[n]},
             applied_at_step=receipt.applied_at_step,
             warnings=receipt.warnings,
         )
+
+    async def _change(self, values: dict[str, KnobValue]) -> KnobsAck:
+        """Set knobs and note how to undo it."""
+        command = SetKnobs(
+            changes=values,
+            expect_generation=self._generation,
+            reason=self._reason,
+            lease_id=self._lease.lease_id,
+        )
+        try:
+            receipt = await self._target.set_knobs(command)
+        except (Disconnected, NoReply):
+            self._is_unsure = True
+            raise
+        self._generation, self._first_step = receipt.generation, receipt.applied_at_step
+        self._ours |= receipt.after
+        if receipt.change_id:
+            self._undo.append(UndoChange(change_id=receipt.change_id, reason=f"{self._reason}: roll back"))
+        return receipt
 
     async def _sweep(self, what: str, sweep: Sweep) -> StepOutcome:
         """Try all values, then set the best."""
@@ -266,9 +278,14 @@ class PlaybookRun:
             self._undo.pop()
         return Settings.ROLLED_BACK, ""
 
+    async def _take_back(self) -> None:
+        """Cancelled: undo, and tell the engine that there is nothing left to undo."""
+        settings, _ = await self._roll_back()
+        await self._end_lease(settings)
+
     async def _end_lease(self, settings: Settings) -> None:
         """What stays in force is to outlive us; where the engine couldn't be asked, the lease is what undoes it."""
-        if settings is Settings.UNKNOWN:
+        if settings is Settings.UNKNOWN or self._is_unsure:
             self._lease.abandon()
         else:
             await self._lease.end()
@@ -333,6 +350,18 @@ class PlaybookRun:
         verdict = self._conditions[when].test(self._target.history) if when is not None else None
         truth, detail = (verdict.truth, verdict.detail) if verdict is not None else (False, "")
         self._on_event(MomentAwaited(mono=now, what=what, truth=truth, detail=detail))
+
+
+async def _to_the_end(change: Coroutine[Any, Any, T]) -> T:
+    """Await something that must not be left half done: cancelled, it is finished first."""
+    task = asyncio.ensure_future(change)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # seen
+        raise
 
 
 def schedule_of(playbook: Playbook) -> Schedule | None:

@@ -29,6 +29,10 @@ from schedtop.engine.errors import ConfigError
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML with [[token]] tables: name, token, scopes (infer, read, control), priority_min, priority_max.",
 )
+@click.option(
+    "--playbooks", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of playbooks that clients may start by name, besides the shipped ones.",
+)  # fmt: skip
 @click.option("--drain", default=10.0, show_default=True, metavar="SECONDS", help="Time for live requests at the end.")
 @click.option(
     "--stall-limit", default=60.0, show_default=True, metavar="SECONDS",
@@ -36,7 +40,7 @@ from schedtop.engine.errors import ConfigError
 )  # fmt: skip
 def gateway(
     connect: str | None, host: str, port: int, allowed_host: tuple[str, ...], token_file: Path | None,
-    drain: float, stall_limit: float,
+    playbooks: Path | None, drain: float, stall_limit: float,
 ) -> None:  # fmt: skip
     """Serve OpenAI's API, metrics and the control API over HTTP.
 
@@ -60,6 +64,7 @@ def gateway(
             is_open=not given,
             drain_limit_s=drain,
             stall_limit_s=stall_limit,
+            playbooks=playbooks,
         )
         asyncio.run(_serve(Gateway(config, load_tokenizer)))
 

@@ -56,7 +56,8 @@ _TIME = click.DateTime(["%H:%M", "%Y-%m-%dT%H:%M"])
 @json_option
 def play(
     file: str | None, dry_run: bool, once: bool, against: str | None, seed: int | None, after: float,
-    begins: datetime | None, is_list: bool, check: bool, schema: bool, connect: tuple[str, ...], on_all: bool, retries: int, as_json: bool,
+    begins: datetime | None, is_list: bool, check: bool, schema: bool, connect: tuple[str, ...], on_all: bool,
+    retries: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Run playbook FILE (or a shipped one, by name): set knobs, wait, check, roll back if a check fails.
 
