@@ -5,6 +5,7 @@
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -17,6 +18,7 @@ import msgspec
 
 from schedtop.cli.main import SECTIONS, cli
 from schedtop.control.messages import AnyCommand
+from schedtop.control.playbook.schema import json_schema
 from schedtop.control.playbook.signals import SIGNALS
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.knobs import KnobSpec, knob_table
@@ -43,6 +45,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands_page(),
         "cli.md": cli_page(),
         "keys.md": keys_page(),
+        "playbook.schema.json": json.dumps(json_schema(), indent=1) + "\n",
         "state.md": state_page(),
         "state.schema.json": once.schema(),
     }

@@ -120,6 +120,8 @@ class SimulatedEngine:
         """Run the scenario on."""
         clock = self.simulation.clock
         until = clock.now + seconds
+        if self.summary is None and self.scenario.horizon_s is not None:
+            until = min(until, self.scenario.horizon_s)  # no step begins beyond it that wouldn't without a playbook
         result = self.simulation.run(until)
         clock.jump_to(until)
         if self.is_over and self.summary is None:
