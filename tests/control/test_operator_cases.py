@@ -11,6 +11,7 @@ from schedtop.control.messages import (
     AnyCommand,
     Drain,
     DumpSteps,
+    GetInfo,
     HoldRequests,
     KnobsAck,
     Pause,
@@ -58,6 +59,75 @@ async def steps_from(client, first_step):
 
 def only(*ids):
     return RequestFilter(ids=list(ids))
+
+
+async def test_a20_reserving_output_makes_others_wait_and_switching_it_live_is_for_new_admissions_only(
+    serve, brisk_runner, make_request
+):
+    engine = serve(brisk_runner, num_kv_blocks=65, max_num_seqs=16, knobs={"reserve_output": True})
+    small = [f"s{number}" for number in range(8)]
+    async with engine.client() as client:
+        await client.request(make_request("big", 16, 1000))
+        await until(engine, client, lambda snapshot: snapshot.num_running == 1)
+        for name in small:
+            await client.request(make_request(name, 16, 900))
+        blocked = await until(engine, client, lambda snapshot: snapshot.num_waiting == 8)
+        assert blocked.waiting_by_reason == {"KV blocks": 1, "behind a blocked request": 7}
+        assert blocked.pool.free > 40
+        before = await set_knobs(client, reserve_output=False)
+        started = await until(engine, client, lambda snapshot: snapshot.num_running == 9)
+        await set_knobs(client, reserve_output=True)
+        still = await until(engine, client, lambda snapshot: snapshot.step > started.step + 3)
+        assert started.step >= before.applied_at_step
+        assert (still.num_running, still.counters.preemptions) == (9, 0)
+
+
+async def test_a24_a_lower_share_of_a_step_lets_a_short_prompt_start_with_the_next(serve, gated_runner, make_request):
+    engine = serve(gated_runner, max_num_batched_tokens=64, num_kv_blocks=201)
+    async with engine.client() as client:
+        await client.request(make_request("long", 1024, 4))
+        await asyncio.to_thread(gated_runner.entered.acquire)
+        adding = asyncio.create_task(client.request(make_request("short", 16, 4)))
+        await client.request(GetInfo())  # answered by the server itself, after it has taken what came before
+        gated_runner.allow(5)
+        for _ in range(5):
+            await asyncio.to_thread(gated_runner.entered.acquire)
+        setting = asyncio.create_task(set_knobs(client, long_prefill_token_threshold=32))
+        await client.request(GetInfo())
+        await client.request(GetInfo())
+        gated_runner.open()
+        ack, _ = await asyncio.gather(setting, adding)
+        await until(engine, client, lambda snapshot: snapshot.counters.finished.get("length") == 2)
+        records = await steps_from(client, 0)
+    started = next(record["step"] for record in records if record["num_admitted"] and record["step"] > 1)
+    assert started == ack.applied_at_step == 7
+
+
+async def is_flushed(client):
+    try:
+        await do(client, ResetPrefixCache(preempt_running=True))
+    except CommandRefused as refusal:
+        return "in flight" not in refusal.message
+    return True
+
+
+async def test_a57_no_token_is_lost_to_a_pause_a_flush_and_a_resume(serve, brisk_runner, make_request, collect):
+    async def tokens(disturb_at: tuple[int, ...]):
+        engine = serve(knobs={"async_scheduling": True})
+        async with engine.client() as client:
+            await client.request(make_request("r1", 16, 200))
+            for count in disturb_at:
+                await until(engine, client, lambda snapshot, count=count: snapshot.counters.generated_tokens >= count)
+                await do(client, Pause(mode="keep"))
+                while not await is_flushed(client):  # a result was in flight: asked again
+                    pass
+                await do(client, Resume())
+            return (await collect(client, "r1")).tokens["r1"]
+
+    undisturbed = await tokens(())
+    assert len(undisturbed) == 200
+    for disturb_at in ((7,), (8,), (7, 7), (7, 8, 9, 60)):
+        assert await tokens(disturb_at) == undisturbed
 
 
 async def test_a21_holding_the_same_request_twice_reports_the_state_found(serve, brisk_runner, make_request):
