@@ -18,6 +18,7 @@ from schedtop.engine.snapshot import (
     RequestStatus,
     Snapshot,
     StepRecord,
+    WaitReason,
 )
 
 NUM_KEPT = 512
