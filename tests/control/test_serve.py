@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import queue
+import resource
 import signal
 import socket
 import subprocess
@@ -19,9 +20,12 @@ from schedtop.control.framing import MAX_PUBLISHED_BYTES, FrameReader, decode_fr
 from schedtop.control.messages import (
     Envelope,
     EventBatch,
+    GetAudit,
+    GetInfo,
     GetSnapshot,
     Goodbye,
     Hello,
+    SetKnobs,
     SnapshotUpdate,
     Subscribe,
     TokenBatch,
@@ -187,6 +191,23 @@ async def test_a82_a_stream_that_outlasts_the_drain_gets_a_final_message(start, 
         batches = [message async for message in client.messages() if isinstance(message, TokenBatch)]
     assert batches[-1].outputs[-1].finish_reason is FinishReason.ABORT
     assert serving.end() == 0
+
+
+async def test_with_no_room_for_the_audit_log_a_change_is_told_as_unrecorded_and_room_heals_it(start):
+    serving = start(*SLOW)
+    _, hard = resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE)
+    async with await Client.connect(str(serving.socket), name="test") as client:
+        resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (0, hard))  # as a full disk: no file grows
+        with pytest.raises(CommandRefused, match=r"SetKnobs was done .*but the audit log couldn't be written") as told:
+            await client.request(SetKnobs(changes={"max_num_seqs": 5}))
+        assert told.value.code == "audit_failed"
+        assert (await client.request(GetInfo())).data["audit"]["failure"]
+        resource.prlimit(serving.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+        ack = await client.request(SetKnobs(changes={"max_num_seqs": 6}))
+        assert ack.before == {"max_num_seqs": 5}
+        newest = (await client.request(GetAudit(limit=1))).data["rows"][0]
+        assert newest["after"] == {"max_num_seqs": 6}
+        assert (await client.request(GetInfo())).data["audit"]["failure"] == ""
 
 
 def test_programs_are_told_in_json_where_the_engine_is(folder):
