@@ -141,7 +141,7 @@ class _Draw:
         tokens = stand_in_tokens(like.contents, self._block_size)[: like.num_prompt_tokens]
         tokens += [_OWN + self._num_submitted] * (like.num_prompt_tokens - len(tokens))
         self._lengths[request_id] = like.num_prompt_tokens + drawn.num_output_tokens
-        sampling = SamplingParams(max_tokens=like.max_tokens, ignore_eos=True, stop_token_ids=[END_TOKEN])
+        sampling = SamplingParams(max_tokens=like.max_tokens, ignore_eos=True, stop_token_ids=(END_TOKEN,))
         try:
             self._core.add_request(request_id, tokens, sampling, like.priority, arrived=drawn.at)
         except RequestRefused:

@@ -4,6 +4,7 @@ Drawing is deterministic: the same file and seed give the same arrivals. Running
 """
 
 import difflib
+import os
 import random
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +21,7 @@ from schedtop.engine.profiles import PROFILES, Profile
 from schedtop.engine.sim.load import Load, Seconds, arrivals_of, has_end
 from schedtop.engine.sim.simulate import Arrival, KnobsAt, Simulation, Watch
 from schedtop.engine.sim.step_model import StepModel
+from schedtop.engine.sim.trace import Trace
 
 
 class BadScenario(SchedtopError):
@@ -157,6 +159,27 @@ def parse_scenario(text: bytes, name: str) -> Scenario:
 def _with_traces_beside(scenario: Scenario, folder: Path) -> Scenario:
     loads = [replace(load, trace=str(folder / load.trace)) if load.trace else load for load in scenario.load]
     return replace(scenario, load=loads)
+
+
+def trace_scenario(trace: Path, target: Path, read: Trace, speed: float, limit: int | None) -> str:
+    """The text of a scenario that plays a trace on a plain engine; `target` is where it will stand."""
+    longest = max(row.num_prompt_tokens + row.num_output_tokens for row in read.rows)
+    played = os.path.relpath(trace.absolute(), target.absolute().parent)
+    lines = [
+        f"name = {_quoted(target.stem)}",
+        f"description = {_quoted(f'{len(read.rows)} requests of the trace {trace.name}')}",
+        "\n[engine]\nnum_kv_blocks = 8000",
+        f"max_model_len = {max(4096, longest + 1)}",
+        "max_num_batched_tokens = 8192\nmax_num_seqs = 256",
+        "\n[knobs]\nmax_num_batched_tokens = 2048",
+        "\n[step_time]\nbase_ms = 8\nper_sequence_ms = 0.06\nper_prefill_token_ms = 0.02",
+        f'\n[[load]]\nname = "trace"\ntrace = {_quoted(played)}\nspeed = {speed:g}',
+    ]
+    return "\n".join([*lines, *([f"limit = {limit}"] if limit else []), ""])
+
+
+def _quoted(text: str) -> str:
+    return msgspec.json.encode(text).decode()  # a JSON string is a TOML string
 
 
 def shipped_scenarios() -> list[str]:

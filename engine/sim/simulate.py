@@ -175,7 +175,7 @@ class Simulation:
         return 0 if scheduler.requests else scheduler.knobs.max_num_seqs
 
     def _submit(self, arrival: Arrival) -> None:
-        sampling = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True, stop_token_ids=[END_TOKEN])
+        sampling = SamplingParams(max_tokens=arrival.max_tokens, ignore_eos=True, stop_token_ids=(END_TOKEN,))
         if arrival.num_output_tokens is not None:
             self._lengths[arrival.request_id] = len(arrival.token_ids) + arrival.num_output_tokens
         try:

@@ -212,7 +212,7 @@ def _request_from(saved: RequestState, block_size: int) -> Request:
         SamplingParams(
             max_tokens=max(saved.max_output_tokens, saved.num_output_tokens + 1),
             ignore_eos=True,
-            stop_token_ids=[END_TOKEN],
+            stop_token_ids=(END_TOKEN,),
         ),
         priority=saved.priority,
         arrival_time=saved.arrived,

@@ -9,10 +9,14 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from schedtop.engine.errors import SchedtopError
+
+if TYPE_CHECKING:
+    import _csv
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "arrival": ("timestamp", "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "arrivals", "time", "ats"),
@@ -67,7 +71,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
     return Trace(sorted(shifted, key=lambda row: row.at_s), len(raw) - len(answered))
 
 
-def _rows(path: Path, lines: "csv._reader", limit: int | None) -> Iterator[TraceRow]:
+def _rows(path: Path, lines: "_csv.Reader", limit: int | None) -> Iterator[TraceRow]:
     header = next(lines, None)
     if header is None:
         raise BadTrace(f"trace {path} is empty: its first line must name the columns")

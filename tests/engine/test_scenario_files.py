@@ -5,7 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from schedtop.cli.sim import import_trace
+from schedtop.cli.sim import run as run_command
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.scenario import BadScenario, Scenario, load_scenario, parse_scenario, shipped_scenarios
 from schedtop.engine.sim.simulate import SimulationResult
@@ -244,3 +247,15 @@ def test_a_trace_that_is_missing_is_refused_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(HEAD + 'trace = "none.csv"')
     with pytest.raises(BadTrace, match=r"none\.csv: No such file"):
         load_scenario(tmp_path / "mine.toml").arrivals()
+
+
+def test_a_trace_becomes_a_scenario_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    source = trace(tmp_path / "traces", BURST_GPT)
+    target = tmp_path / "mine.toml"
+    made = CliRunner().invoke(import_trace, [str(source), "--output", str(target), "--speed", "20"])
+    assert made.exit_code == 0 and "3 requests over 6 s (1 without an answer left out)" in made.output
+    shown = CliRunner().invoke(run_command, [str(target)])
+    assert shown.exit_code == 0 and "times real time" in shown.output and "trace" in shown.output
+    again = CliRunner().invoke(import_trace, [str(source), "--output", str(target)])
+    assert "exists already" in str(again.exception)

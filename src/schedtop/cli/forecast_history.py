@@ -73,7 +73,7 @@ def follow_up(connect: str | None, number: int, horizon_s: float) -> None:
         time.sleep(horizon_s + GRACE_S)
         if reason := settle(connect):
             raise SchedtopError(reason)
-        (past,) = [past for past in _file().newest(1000) if past.id == number] or [None]
+        past = next((past for past in _file().newest(1000) if past.id == number), None)
         if past is None or past.became:
             break
         horizon_s = 1.0  # it was applied later than it was made: its time isn't over yet

@@ -1,17 +1,21 @@
 """`schedtop sim`: situations run through the engine's own scheduler on a virtual clock. No engine is needed."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from schedtop.cli.charts import chart
 from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
+from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import KNOB_NAMES, KnobValue
 from schedtop.engine.sim import paper as tables
-from schedtop.engine.sim.scenario import load_scenario, shipped_scenarios
-from schedtop.engine.sim.simulate import Simulation
+from schedtop.engine.sim.scenario import load_scenario, shipped_scenarios, trace_scenario
 from schedtop.engine.sim.summary import Summary, summarise
+from schedtop.engine.sim.trace import read_trace
 
 Changes = Mapping[str, KnobValue]
 
@@ -67,12 +71,52 @@ def list_scenarios() -> None:
 def run(scenario: str, changes: Sequence[tuple[str, KnobValue]], seed: int | None, as_json: bool) -> None:
     """Run a scenario: a TOML file, or the name of a shipped one (see `schedtop sim list`)."""
     loaded = load_scenario(scenario)
-    knobs = loaded.start_knobs(as_changes(changes))
-    simulation = Simulation(
-        loaded.config(), knobs, loaded.step_time.model(), loaded.arrivals(seed), loaded.knob_changes()
-    )
+    simulation = loaded.simulation(as_changes(changes), seed)
+    began = time.process_time()
     summary = summarise(simulation.run(loaded.horizon_s))
-    click.echo(msgspec.json.encode(summary).decode() if as_json else _in_words(summary))
+    cpu_s = time.process_time() - began
+    if as_json:
+        click.echo(msgspec.json.encode(summary).decode())
+        return
+    click.echo(_in_words(summary))
+    if cpu_s > 0:
+        click.echo(f"{cpu_s:.2f} s of CPU: {summary.makespan_s / cpu_s:.0f} times real time")
+
+
+@sim.command(name="import")
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the scenario there, not here.")
+@click.option("--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Play it so many times faster.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first rows.")
+def import_trace(trace: Path, output: Path | None, speed: float, limit: int | None) -> None:
+    """Make a scenario of a request trace: a CSV of arrival times, prompt and output lengths.
+
+    Reads the Azure LLM inference traces, BurstGPT, and others whose columns are named so.
+    """
+    read = read_trace(trace, limit)
+    target = output or trace.with_suffix(".toml")
+    if target.exists():
+        raise SchedtopError(f"{target} exists already: name another with --output")
+    target.write_text(trace_scenario(trace, target, read, speed, limit))
+    left_out = f" ({read.num_left_out} without an answer left out)" if read.num_left_out else ""
+    click.echo(f"{target}: {len(read.rows)} requests over {read.rows[-1].at_s / speed:,.0f} s{left_out}")
+
+
+@sim.command()
+@click.argument("name", type=click.Choice(["chunk-size", "batching", "memory", "thrown-away"]), required=False)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The points.")
+def figures(name: str | None, seed: int, as_json: bool) -> None:
+    """Draw the papers' figures from this scheduler: shapes, on modelled step times. Takes some 20 s of CPU."""
+    from schedtop.engine.sim.figures import FIGURES
+
+    drawn = [make(seed) for known, make in FIGURES.items() if name in (None, known)]
+    if as_json:
+        click.echo(msgspec.json.encode(drawn).decode())
+        return
+    for figure in drawn:
+        click.echo("\n".join(chart(figure)))
+        click.echo()
 
 
 def _in_words(summary: Summary) -> str:
