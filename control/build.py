@@ -25,8 +25,9 @@ from schedtop.engine.sched.scheduler import Scheduler
 from schedtop.engine.structured.backend import GrammarBackend
 
 if TYPE_CHECKING:
+    from schedtop.engine.runner.loader.checkpoint import Checkpoint
     from schedtop.engine.runner.models.config import ModelConfig
-    from schedtop.engine.runner.placement import RunnerInfo
+    from schedtop.engine.runner.placement import Placement, RunnerInfo
 
 DEFAULT_KV_MEMORY = "512MiB"
 """KV cache of a model when neither blocks nor memory are given."""
@@ -129,11 +130,10 @@ def _without_model(settings: ServeSettings) -> _Parts:
     return _Parts(config, SimulatedRunner(PAPER_MODEL), "no model: simulated step times")
 
 
-def _real(settings: ServeSettings) -> _Parts:
-    from schedtop.engine.runner.grammar_xgrammar import backend_for
+def _open(settings: ServeSettings) -> "tuple[Checkpoint, Placement, EngineConfig]":
+    """The model's file, opened, where it would be computed, and the engine's sizes; no weight is read yet."""
     from schedtop.engine.runner.loader.checkpoint import open_checkpoint
     from schedtop.engine.runner.loader.resolve import resolve_model
-    from schedtop.engine.runner.model_runner import ModelRunner
     from schedtop.engine.runner.placement import check_kv_memory, choose_placement, num_blocks_for
 
     choices = {"dtype": settings.dtype, "backend": settings.attention, "device": settings.device}
@@ -147,7 +147,36 @@ def _real(settings: ServeSettings) -> _Parts:
     check_kv_memory(num_blocks, checkpoint.config, settings.block_size, placement)
     longest = min(checkpoint.config.max_context, (num_blocks - 1) * settings.block_size)
     max_model_len = longest if settings.max_model_len is None else settings.max_model_len
-    config = _config(settings, Path(settings.model).stem, num_blocks, max_model_len)
+    return checkpoint, placement, _config(settings, Path(settings.model).stem, num_blocks, max_model_len)
+
+
+def explain_memory(settings: ServeSettings) -> list[str]:
+    """What this engine would hold in memory, as lines to read. Raises `ConfigError` as starting it would."""
+    if settings.runner != "real":
+        raise ConfigError(f"a {settings.runner} runner holds no model: there is no memory to explain")
+    from schedtop.engine.runner.loader.peft import load_adapter
+    from schedtop.engine.runner.memory_plan import plan_memory
+
+    checkpoint, placement, config = _open(settings)
+    adapters = [load_adapter(name, path, checkpoint.config) for name, path in _adapter_paths(settings).items()]
+    parts = plan_memory(checkpoint.config, config, placement, adapters)
+    total = sum(part.num_bytes for part in parts)
+    return [
+        f"{config.model} on {placement.device}: {placement.dtype_reason}",
+        *(f"  {part.name:<14}{part.num_bytes / 2**20:>10,.1f} MiB  {part.because}" for part in parts),
+        f"  {'total':<14}{total / 2**20:>10,.1f} MiB  and the process with its libraries, a few hundred MiB",
+    ]
+
+
+def _adapter_paths(settings: ServeSettings) -> dict[str, Path]:
+    return {name: Path(path).expanduser() for name, path in settings.lora.items()}
+
+
+def _real(settings: ServeSettings) -> _Parts:
+    from schedtop.engine.runner.grammar_xgrammar import backend_for
+    from schedtop.engine.runner.model_runner import ModelRunner
+
+    checkpoint, _, config = _open(settings)
     runner = ModelRunner(
         checkpoint,
         config,
@@ -155,13 +184,13 @@ def _real(settings: ServeSettings) -> _Parts:
         backend=settings.attention,
         device=settings.device,
         num_threads=settings.threads,
-        adapters={name: Path(path).expanduser() for name, path in settings.lora.items()},
+        adapters=_adapter_paths(settings),
     )
     info = runner.info
-    grammars = backend_for(str(path), info.vocab_size, info.eos_token_ids)
+    grammars = backend_for(checkpoint.name, info.vocab_size, info.eos_token_ids)
     backend = f"{info.device}, {info.dtype}, attention {info.backend}"
     shape = _shape(checkpoint.config, info, settings.block_size)
-    return _Parts(config, runner, backend, str(path), info.eos_token_ids, info.vocab_size, grammars, shape)
+    return _Parts(config, runner, backend, checkpoint.name, info.eos_token_ids, info.vocab_size, grammars, shape)
 
 
 def _shape(model: "ModelConfig", info: "RunnerInfo", block_size: int) -> ModelShape:

@@ -18,7 +18,7 @@ from schedtop.engine.runner.kv_transfer import BlockMemory, KVTransfer, NoTransf
 from schedtop.engine.runner.loader.checkpoint import Checkpoint, open_checkpoint
 from schedtop.engine.runner.loader.peft import load_adapter
 from schedtop.engine.runner.models.llama import LlamaModel
-from schedtop.engine.runner.models.lora import Adapters
+from schedtop.engine.runner.models.lora import AdapterBuilder, AdapterRows
 from schedtop.engine.runner.placement import RunnerInfo, choose_placement
 from schedtop.engine.runner.prompt_logprobs import PromptLogprobs
 from schedtop.engine.runner.sampler import Sampler
@@ -61,7 +61,7 @@ class ModelRunner:
         self.info: RunnerInfo = placement.info(checkpoint, config)
         max_positions = max_len + config.max_num_speculative_tokens + 1
         loaded = [load_adapter(name, path, model_config) for name, path in (adapters or {}).items()]
-        self._adapters = Adapters(loaded, placement.device, placement.compute_dtype)
+        self._adapter_rows = AdapterRows(placement.device)
         self.model = LlamaModel(
             checkpoint,
             self._watch.attention(placement.attention),
@@ -69,7 +69,7 @@ class ModelRunner:
             max_positions,
             placement.device,
             placement.compute_dtype,
-            self._adapters,
+            AdapterBuilder(loaded, self._adapter_rows, placement.device, placement.compute_dtype),
         )
         shape = (2, config.num_kv_blocks, config.block_size, model_config.num_kv_heads, model_config.head_size)
         self.kv_caches = [
@@ -97,7 +97,7 @@ class ModelRunner:
             return output
         drafts = scheduler_output.scheduled_spec_decode_tokens
         step = self.batch.prepare(scheduler_output.num_scheduled_tokens, drafts)
-        self._adapters.route([request.adapter for request in step.requests], step.meta.query_lens)
+        self._adapter_rows.route([request.adapter for request in step.requests], step.meta.query_lens)
         hidden = self.model.forward(step.token_ids, step.positions, self.kv_caches, step.meta)
         self._prompt_logprobs.collect(step, hidden, output)
         self.batch.advance(step)

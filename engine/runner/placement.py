@@ -50,6 +50,11 @@ class Placement:
     backend_reason: str
     dtype_reason: str
 
+    @property
+    def packs_half(self) -> bool:
+        """Whether products hold fp16 weights whatever the compute dtype is."""
+        return self.make_linear is HalfWeightLinear
+
     def info(self, checkpoint: Checkpoint, config: EngineConfig) -> RunnerInfo:
         """The choices in words, beside the model's own limits."""
         model = checkpoint.config

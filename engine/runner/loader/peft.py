@@ -48,11 +48,6 @@ class LoraAdapter:
     name: str
     pairs: Mapping[str, LoraPair]
 
-    @property
-    def num_parameters(self) -> int:
-        """Values in all its matrices."""
-        return sum(pair.a.numel() + pair.b.numel() for pair in self.pairs.values())
-
 
 def load_adapter(name: str, path: Path, model: ModelConfig) -> LoraAdapter:
     """Read an adapter for a model. Raises `ConfigError` naming what is missing, unsupported or of another shape."""
@@ -97,19 +92,10 @@ def _refuse_unsupported(config: Mapping[str, Any], where: str) -> None:
 
 def _modules(model: ModelConfig) -> Iterator[tuple[int, str, tuple[int, int]]]:
     """Layer, full name and (out, in) sizes of everything an adapter may change."""
-    hidden, inner = model.hidden_size, model.intermediate_size
-    sizes = {
-        "self_attn.q_proj": (model.q_size, hidden),
-        "self_attn.k_proj": (model.kv_size, hidden),
-        "self_attn.v_proj": (model.kv_size, hidden),
-        "self_attn.o_proj": (hidden, model.q_size),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
     for layer in range(model.num_layers):
-        for part, shape in sizes.items():
-            yield layer, f"model.layers.{layer}.{part}", shape
+        for product in model.products:
+            for part, rows in product.parts:
+                yield layer, f"model.layers.{layer}.{part}", (rows, product.width)
 
 
 def _targets(config: Mapping[str, Any], model: ModelConfig) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -32,6 +32,22 @@ class RopeConfig:
     original_context: int = 8192
 
 
+@dataclass(frozen=True)
+class Product:
+    """Modules of a layer that share their input: computed as one product, their outputs side by side."""
+
+    parts: tuple[tuple[str, int], ...]
+    """Module within the layer, such as `self_attn.q_proj`, and its output size."""
+    width: int
+    """Size of the input."""
+    has_bias: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Size of the output."""
+        return sum(rows for _, rows in self.parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and switches of a Llama-like decoder."""
@@ -76,12 +92,22 @@ class ModelConfig:
         return self.num_kv_heads * self.head_size
 
     @property
+    def products(self) -> tuple[Product, Product, Product, Product]:
+        """A layer's products in their order: q, k and v; attention output; gate and up; down."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        qkv = (("q_proj", self.q_size), ("k_proj", self.kv_size), ("v_proj", self.kv_size))
+        return (
+            Product(tuple((f"self_attn.{name}", rows) for name, rows in qkv), hidden, self.qkv_bias),
+            Product((("self_attn.o_proj", hidden),), self.q_size, self.output_bias),
+            Product((("mlp.gate_proj", inner), ("mlp.up_proj", inner)), hidden, self.mlp_bias),
+            Product((("mlp.down_proj", hidden),), inner, self.mlp_bias),
+        )
+
+    @property
     def num_parameters(self) -> int:
         """Weights a token passes through, embeddings counted once."""
-        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
-        mlp = 3 * self.hidden_size * self.intermediate_size
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * (attention + mlp) + embeddings
+        return self.num_layers * sum(product.rows * product.width for product in self.products) + embeddings
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         """Bytes of KV cache one token needs over all layers."""

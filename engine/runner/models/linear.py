@@ -24,13 +24,25 @@ class DenseLinear:
 class HalfWeightLinear:
     """fp16 weights, fp32 activations and accumulation: fbgemm's packed product, CPU only."""
 
+    PACKED_ROWS, PACKED_COLUMNS = 512, 16
+    """fbgemm packs in blocks of so many inputs and outputs and fills the last ones up."""
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         torch.backends.quantized.engine = "fbgemm"
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.contiguous(), bias)
 
+    @classmethod
+    def num_bytes(cls, out_features: int, in_features: int) -> int:
+        """Memory of a packed weight."""
+        return 2 * _filled_up(out_features, cls.PACKED_COLUMNS) * _filled_up(in_features, cls.PACKED_ROWS)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return product
+
+
+def _filled_up(size: int, block: int) -> int:
+    return -(-size // block) * block
 
 
 def why_no_half_weight_linear() -> str | None:

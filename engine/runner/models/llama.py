@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from schedtop.engine.runner.loader.checkpoint import Checkpoint
+from schedtop.engine.runner.models.config import Product
 from schedtop.engine.runner.models.linear import Linear, MakeLinear, fuse, fuse_biases
-from schedtop.engine.runner.models.lora import Adapters
+from schedtop.engine.runner.models.lora import AdapterBuilder
 from schedtop.engine.runner.models.rope import RopeTable, rope_frequencies, rotate
 from schedtop.kernels.attention import AttentionBackend, AttentionMeta
 
@@ -31,8 +32,8 @@ class _Layer:
 class LlamaModel:
     """Weights of one model, ready to compute with.
 
-    `make_linear` packs a weight and its bias; norms and embeddings stay in `dtype`. `adapters` says before each forward
-    pass which rows it changes.
+    `make_linear` packs a weight and its bias; norms and embeddings stay in `dtype`. `adapters` puts theirs beside
+    the products. The checkpoint isn't kept.
     """
 
     def __init__(
@@ -43,19 +44,15 @@ class LlamaModel:
         max_positions: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
-        adapters: Adapters | None = None,
+        adapters: AdapterBuilder | None = None,
     ) -> None:
-        self.config = checkpoint.config
+        self.config = config = checkpoint.config
         self._attention = attention
-        self._checkpoint = checkpoint
-        self._make = make_linear
-        self._device, self._dtype = device, dtype
-        self._adapters = adapters or Adapters([], device, dtype)
-        config = self.config
-        self._embeddings = self._take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-        self._layers = [self._build_layer(index) for index in range(config.num_layers)]
-        self._norm = self._take("model.norm.weight", config.hidden_size)
-        self._head = make_linear(self._head_weight(), None)
+        weights = _Weights(checkpoint, make_linear, device, dtype, adapters)
+        self._embeddings = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+        self._layers = [weights.layer(index) for index in range(config.num_layers)]
+        self._norm = weights.take("model.norm.weight", config.hidden_size)
+        self._head = make_linear(weights.head(self._embeddings), None)
         frequencies = rope_frequencies(config.rope, config.head_size, checkpoint.rope_factors())
         self._rope = RopeTable(frequencies, max_positions).to(device)
 
@@ -100,37 +97,57 @@ class LlamaModel:
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_eps)
 
-    # ---- building -------------------------------------------------------------------------------------------
 
-    def _take(self, name: str, *shape: int) -> torch.Tensor:
+class _Weights:
+    """Takes tensors out of a checkpoint and packs them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        make_linear: MakeLinear,
+        device: torch.device,
+        dtype: torch.dtype,
+        adapters: AdapterBuilder | None,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._config = checkpoint.config
+        self._make = make_linear
+        self._device, self._dtype = device, dtype
+        self._adapters = adapters
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """One tensor as it is computed with."""
         return self._checkpoint.take(name, shape).to(self._device, self._dtype)
 
-    def _head_weight(self) -> torch.Tensor:
-        if self.config.tied_embeddings:
-            return self._embeddings
-        return self._take("lm_head.weight", self.config.vocab_size, self.config.hidden_size)
+    def head(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """What makes logits of hidden states; may be the embeddings themselves."""
+        if self._config.tied_embeddings:
+            return embeddings
+        return self.take("lm_head.weight", self._config.vocab_size, self._config.hidden_size)
 
-    def _build_layer(self, index: int) -> _Layer:
-        config, prefix = self.config, f"model.layers.{index}."
-        hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_size
-        qkv = [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)]
-        gate_up = [("gate_proj", inner), ("up_proj", inner)]
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    def layer(self, index: int) -> _Layer:
+        """All of one layer."""
+        config, prefix = self._config, f"model.layers.{index}."
+        qkv, output, gate_up, down = (self._packed(prefix, product) for product in config.products)
+        q_norm, k_norm = (
+            self.take(f"{prefix}self_attn.{name}.weight", config.head_size) if config.qk_norm else None
+            for name in ("q_norm", "k_norm")
+        )
         return _Layer(
-            input_norm=self._take(prefix + "input_layernorm.weight", hidden),
-            qkv=self._fused(attention, qkv, hidden, config.qkv_bias),
-            q_norm=self._take(attention + "q_norm.weight", head) if config.qk_norm else None,
-            k_norm=self._take(attention + "k_norm.weight", head) if config.qk_norm else None,
-            output=self._fused(attention, [("o_proj", hidden)], config.q_size, config.output_bias),
-            mlp_norm=self._take(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._fused(mlp, gate_up, hidden, config.mlp_bias),
-            down=self._fused(mlp, [("down_proj", hidden)], inner, config.mlp_bias),
+            input_norm=self.take(prefix + "input_layernorm.weight", config.hidden_size),
+            qkv=qkv,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            output=output,
+            mlp_norm=self.take(prefix + "post_attention_layernorm.weight", config.hidden_size),
+            gate_up=gate_up,
+            down=down,
             window=config.windows[index],
         )
 
-    def _fused(self, prefix: str, parts: list[tuple[str, int]], width: int, has_bias: bool) -> Linear:
-        """One product for all parts that share their input of `width`."""
-        weights = [self._take(f"{prefix}{name}.weight", rows, width) for name, rows in parts]
-        biases = [self._take(f"{prefix}{name}.bias", rows) for name, rows in parts] if has_bias else None
-        product = self._make(fuse(weights), fuse_biases(biases))
-        return self._adapters.extend(product, [(f"{prefix}{name}", rows) for name, rows in parts])
+    def _packed(self, prefix: str, product: Product) -> Linear:
+        modules = [(prefix + part, rows) for part, rows in product.parts]
+        weights = [self.take(f"{name}.weight", rows, product.width) for name, rows in modules]
+        biases = [self.take(f"{name}.bias", rows) for name, rows in modules] if product.has_bias else None
+        made = self._make(fuse(weights), fuse_biases(biases))
+        return made if self._adapters is None else self._adapters.extend(made, modules)

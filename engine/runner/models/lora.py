@@ -27,12 +27,11 @@ class _Change:
         return F.linear(F.linear(x, self.a), self.b)
 
 
-class Adapters:
-    """All adapters of a runner. Which rows are whose changes with every step, so one step runs at a time."""
+class AdapterRows:
+    """Whose adapter each row of the flat batch gets. It changes with every step, so one step runs at a time."""
 
-    def __init__(self, adapters: Sequence[LoraAdapter], device: torch.device, dtype: torch.dtype) -> None:
-        self._adapters = list(adapters)
-        self._device, self._dtype = device, dtype
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.routes: list[tuple[str, torch.Tensor | None]] = []
         """Adapters in the batch and their rows, int64; None = all rows."""
 
@@ -49,6 +48,17 @@ class Adapters:
             rows = torch.cat(spans)
             self.routes.append((name, None if len(rows) == sum(query_lens) else rows.to(self._device)))
 
+
+class AdapterBuilder:
+    """Puts adapters beside the products of a model while it is built; not needed any more afterwards."""
+
+    def __init__(
+        self, adapters: Sequence[LoraAdapter], rows: AdapterRows, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._adapters = adapters
+        self._rows = rows
+        self._device, self._dtype = device, dtype
+
     def extend(self, product: Linear, modules: Sequence[tuple[str, int]]) -> Linear:
         """A product of these modules (names and output sizes) side by side, with what adapters change of them."""
         changes = {
@@ -56,7 +66,7 @@ class Adapters:
             for adapter in self._adapters
             if any(name in adapter.pairs for name, _ in modules)
         }
-        return _ChangedLinear(product, changes, self.routes) if changes else product
+        return _ChangedLinear(product, changes, self._rows) if changes else product
 
     def _fuse(self, pairs: Mapping[str, LoraPair], modules: Sequence[tuple[str, int]]) -> _Change:
         found = [(pairs.get(name), size) for name, size in modules]
@@ -67,16 +77,14 @@ class Adapters:
 
 
 class _ChangedLinear:
-    def __init__(
-        self, product: Linear, changes: Mapping[str, _Change], routes: list[tuple[str, torch.Tensor | None]]
-    ) -> None:
+    def __init__(self, product: Linear, changes: Mapping[str, _Change], rows: AdapterRows) -> None:
         self._product = product
         self._changes = changes
-        self._routes = routes
+        self._rows = rows
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         out = self._product(x)
-        for name, rows in self._routes:
+        for name, rows in self._rows.routes:
             change = self._changes.get(name)
             if change is None:
                 continue

@@ -44,9 +44,11 @@ from schedtop.control.settings import load_settings
 @click.option("--token-file", metavar="PATH", help="Tokens of the gateway.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Further name of the gateway.")
 @click.option("--drain", type=float, metavar="SECONDS", help="Time for running requests at the end. [30]")
+@click.option("--explain-memory", is_flag=True, help="Say what the engine would hold in memory, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Tell who and where the engine is in one line of JSON.")
-def serve(config: Path | None, as_json: bool, **options: Any) -> None:
+def serve(config: Path | None, explain_memory: bool, as_json: bool, **options: Any) -> None:
     """Run an engine, its control socket and its HTTP gateway, until SIGTERM or Ctrl-C."""
+    from schedtop.control.build import explain_memory as memory_lines
     from schedtop.control.serve import serve as run
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
@@ -55,4 +57,8 @@ def serve(config: Path | None, as_json: bool, **options: Any) -> None:
         given[name] = as_changes(given[name])
     if "allowed_hosts" in given:
         given["allowed_hosts"] = list(given["allowed_hosts"])
-    sys.exit(run(load_settings(config, given), click.echo, as_json))
+    settings = load_settings(config, given)
+    if explain_memory:
+        click.echo("\n".join(memory_lines(settings)))
+        return
+    sys.exit(run(settings, click.echo, as_json))
