@@ -26,13 +26,12 @@ from schedtop.engine.sched.interface import SchedulerInterface
 from schedtop.engine.sched.output import ModelRunnerOutput
 from schedtop.engine.sched.plan import StepPlan
 from schedtop.engine.sched.scheduler import Scheduler
-from schedtop.engine.selection import check_max_tokens, select
+from schedtop.engine.selection import check_max_tokens, select, touch
 from schedtop.engine.sim.state import EngineState, capture
 from schedtop.engine.snapshot import (
     EventKind,
     FinishReason,
     PauseState,
-    RequestStatus,
     Snapshot,
     StepRecord,
     Viewport,
@@ -297,19 +296,9 @@ class EngineCore:
         return request.max_total_tokens != before
 
     def _touch(self, ids: Sequence[str], act: Callable[[Request], bool]) -> Touched:
-        """Do something to each live request among `ids` once; tell what was found and what changed."""
-        found: dict[str, RequestStatus] = {}
-        unknown, changed = [], []
-        for request_id in dict.fromkeys(ids):
-            request = self.scheduler.requests.get(request_id)
-            if request is None:
-                unknown.append(request_id)
-                continue
-            found[request_id] = status_of(request)
-            if act(request):
-                changed.append(request_id)
+        touched = touch(ids, self.scheduler.requests.get, status_of, act)
         self._is_stuck = False
-        return Touched(found=found, unknown=unknown, changed=changed)
+        return touched
 
     # ---- knobs, pause, cache --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from schedtop.engine.errors import SchedtopError
+from schedtop.engine.outputs import Touched
 from schedtop.engine.snapshot import RequestStatus
 
 
@@ -46,6 +47,26 @@ def select(
         return list(ids)
     pool = [live[request_id] for request_id in ids if request_id in live] if ids else list(live.values())
     return [request.request_id for request in pool if all(holds(request) for holds in conditions)]
+
+
+def touch(
+    ids: Iterable[str],
+    live: Callable[[str], R | None],
+    status_of: Callable[[R], RequestStatus],
+    act: Callable[[R], bool],
+) -> Touched:
+    """Do something to each live request among `ids` once; tell what was found and what changed."""
+    found: dict[str, RequestStatus] = {}
+    unknown, changed = [], []
+    for request_id in dict.fromkeys(ids):
+        request = live(request_id)
+        if request is None:
+            unknown.append(request_id)
+            continue
+        found[request_id] = status_of(request)
+        if act(request):
+            changed.append(request_id)
+    return Touched(found=found, unknown=unknown, changed=changed)
 
 
 def check_max_tokens(requests: Iterable[Live], max_tokens: int) -> None:

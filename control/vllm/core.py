@@ -29,10 +29,17 @@ from schedtop.control.vllm.rows import (
 )
 from schedtop.control.vllm.watch import Books
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.errors import Conflict
-from schedtop.engine.knobs import KNOB_NAMES, Knobs, KnobSpec, KnobValue, SchedulingPolicy, change_knobs
+from schedtop.engine.knobs import (
+    KNOB_NAMES,
+    Knobs,
+    KnobSpec,
+    KnobValue,
+    SchedulingPolicy,
+    change_knobs,
+    check_generation,
+)
 from schedtop.engine.outputs import EngineCoreOutputs, KnobChange, RequestOutput, Touched
-from schedtop.engine.selection import check_max_tokens, select
+from schedtop.engine.selection import check_max_tokens, select, touch
 from schedtop.engine.sim.state import ArrivalSample, EndSample, EngineState, RequestState
 from schedtop.engine.snapshot import (
     EventKind,
@@ -40,7 +47,6 @@ from schedtop.engine.snapshot import (
     PauseState,
     RequestDetail,
     RequestRow,
-    RequestStatus,
     Snapshot,
     StepRecord,
     Viewport,
@@ -176,17 +182,11 @@ class VllmCore:
         return bool(before != max_tokens)
 
     def _touch(self, ids: Sequence[str], act: Callable[[Any], bool]) -> Touched:
-        found: dict[str, RequestStatus] = {}
-        unknown, changed = [], []
-        for request_id in dict.fromkeys(ids):
-            request = self._scheduler.requests.get(request_id)
-            if request is None or request.is_finished():
-                unknown.append(request_id)
-                continue
-            found[request_id] = row_status(request, self.held)
-            if act(request):
-                changed.append(request_id)
-        return Touched(found=found, unknown=unknown, changed=changed)
+        return touch(ids, self._live, lambda request: row_status(request, self.held), act)
+
+    def _live(self, request_id: str) -> Any:
+        request = self._scheduler.requests.get(request_id)
+        return None if request is None or request.is_finished() else request
 
     # ---- knobs ----------------------------------------------------------------------------------------------
 
@@ -228,11 +228,7 @@ class VllmCore:
         self, changes: Mapping[str, KnobValue], expect_generation: int | None = None, dry_run: bool = False
     ) -> KnobChange:
         """Check against the ceilings read at start, then apply; all or none."""
-        if expect_generation is not None and expect_generation != self.generation:
-            raise Conflict(
-                f"the change is based on generation {expect_generation}, the knobs are at {self.generation}: "
-                "somebody changed them since; read them again and repeat"
-            )
+        check_generation(expect_generation, self.generation)
         old = self.knobs
         new = change_knobs(old, changes, self.knob_table)
         names = [name for name in KNOB_NAMES if name in changes]
