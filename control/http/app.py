@@ -146,7 +146,7 @@ class Gateway:
         # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
         self._runner = web.AppRunner(
             self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S,
-            keepalive_timeout=IDLE_LIMIT_S,
+            keepalive_timeout=IDLE_LIMIT_S, auto_decompress=False,
         )  # fmt: skip
         await self._runner.setup()
         try:

@@ -8,6 +8,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from schedtop.control.errors import CommandRefused, Disconnected, NoReply
 from schedtop.control.http import auth
+from schedtop.control.http.body import too_large
 from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal
 from schedtop.control.http.keys import CALLER
 from schedtop.control.http.link import SlowReader
@@ -42,13 +43,27 @@ class Guard:
         auth.check_path(request.raw_path)
         headers = request.headers
         self._hosts.check(headers.get("Host"), headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+        for name in ("Authorization", "Origin"):
+            if len(headers.getall(name, ())) > 1:
+                raise ApiError(400, f"the header {name} is given more than once", code="bad_request")
         caller = self._tokens.caller(headers.get("Authorization"))
         if request.match_info.http_exception is not None:
             raise request.match_info.http_exception
         request[CALLER] = caller
         auth.require(caller, self._scopes[request.match_info.handler])
-        if request.can_read_body and request.content_type != "application/json":
-            raise ApiError(415, "bodies are JSON: send `Content-Type: application/json`", code="not_json")
+        _check_body(request)
+
+
+def _check_body(request: web.Request) -> None:
+    """What the headers say of the body, before any of it is read."""
+    if not request.can_read_body:
+        return
+    if request.content_type != "application/json":
+        raise ApiError(415, "bodies are JSON: send `Content-Type: application/json`", code="not_json")
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        raise ApiError(415, f"Content-Encoding {encoding!r} isn't taken: send the body as it is", code="compressed")
+    if (request.content_length or 0) > request.client_max_size:
+        raise too_large(request.content_length or 0, request.client_max_size)
 
 
 def faults_become_answers(service: Service) -> Middleware:

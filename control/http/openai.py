@@ -29,6 +29,10 @@ DEFAULT_COMPLETION_TOKENS = 16
 """`max_tokens` of a completion that names none, as OpenAI and vLLM have it."""
 MAX_ANSWERS = 512
 """Answers of one HTTP request: prompts times `n`."""
+MAX_OVERLENGTH = 2
+"""Times the model's length: longer prompts are refused here, for reading them would cost the engine steps."""
+PROBED_CHARACTERS = 16
+"""Per token that fits: of a longer text so much is tokenised first, which mostly tells that it is too long."""
 LONG_TEXT = 4_000
 """Characters from which a text is tokenised off the event loop."""
 
@@ -56,7 +60,7 @@ class OpenAiRoutes:
         body = parse(await body_of(request), CompletionRequest)
         info, tokenizer = self._service.info, await self._service.tokenizer()
         given = body.prompts()
-        prompts = [await token_ids(tokenizer, prompt) for prompt in given]
+        prompts = [await _sendable_ids(tokenizer, prompt, info) for prompt in given]
         plan = self._plan(request, body, prompts, info, "cmpl", DEFAULT_COMPLETION_TOKENS)
         echoes = [as_text(tokenizer, prompt) for prompt in given] if body.echo else None
         if body.echo and body.logprobs is not None:
@@ -67,7 +71,10 @@ class OpenAiRoutes:
         """`POST /v1/chat/completions`."""
         body = parse(await body_of(request), ChatRequest)
         info, tokenizer = self._service.info, await self._service.tokenizer()
-        prompt = await chat_token_ids(tokenizer, body.plain_messages(), body.add_generation_prompt)
+        messages = body.plain_messages()
+        await _probe(tokenizer, "".join(str(message["content"]) for message in messages), info)
+        prompt = await chat_token_ids(tokenizer, messages, body.add_generation_prompt)
+        _check_sendable(len(prompt), info)
         room = (info.max_model_len or len(prompt) + 1) - len(prompt)
         plan = self._plan(request, body, [prompt], info, "chatcmpl", max(room, 1))
         return await self._answer(request, body, plan, ChatShape(tokenizer, body.num_logprobs()))
@@ -186,6 +193,31 @@ async def token_ids(tokenizer: Tokenizer, prompt: str | list[int]) -> list[int]:
     if len(prompt) > LONG_TEXT:
         return await asyncio.to_thread(tokenizer.encode, prompt)
     return tokenizer.encode(prompt)
+
+
+async def _sendable_ids(tokenizer: Tokenizer, prompt: str | list[int], info: EngineInfo) -> list[int]:
+    """Token ids of a prompt. Raises `ApiError` 400 for one so long that the engine needn't even count it."""
+    if isinstance(prompt, str):
+        await _probe(tokenizer, prompt, info)
+    ids = await token_ids(tokenizer, prompt)
+    _check_sendable(len(ids), info)
+    return ids
+
+
+async def _probe(tokenizer: Tokenizer, text: str, info: EngineInfo) -> None:
+    """Raise `ApiError` 400 if the beginning of a very long text is too long already."""
+    size = PROBED_CHARACTERS * (info.max_model_len or len(text))
+    if len(text) > size:
+        _check_sendable(len(await token_ids(tokenizer, text[:size])), info, "at least ")
+
+
+def _check_sendable(num_tokens: int, info: EngineInfo, about: str = "") -> None:
+    if info.max_model_len is not None and num_tokens > MAX_OVERLENGTH * info.max_model_len:
+        raise ApiError(
+            400, f"the prompt has {about}{num_tokens} tokens, the limit is {info.max_model_len - 1} "
+            f"(max_model_len {info.max_model_len} less one for the answer); shorten it",
+            code="context_length_exceeded", param="prompt",
+        )  # fmt: skip
 
 
 def _ask_for_prompt(plan: Plan, num_logprobs: int) -> None:

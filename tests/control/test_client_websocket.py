@@ -96,3 +96,15 @@ async def test_an_engine_that_leaves_is_told_through_the_gateway(gateway, monkey
         await asyncio.to_thread(engine.server.stop)
         last = [message async for message in client.messages()][-1]
         assert last.reason == "the engine is shutting down"
+
+
+async def test_with_several_engines_and_no_token_the_files_and_the_way_out_are_listed(gateway, monkeypatch, tmp_path):
+    url, _, _ = gateway
+    monkeypatch.delenv("SCHEDTOP_TOKEN", raising=False)
+    files = [tmp_path / "a.token", tmp_path / "b.token"]
+    monkeypatch.setattr("schedtop.control.client_ws.find_token", lambda url: None)
+    monkeypatch.setattr("schedtop.control.client_ws.token_files", lambda url: files)
+    with pytest.raises(Disconnected, match="there are 2 of them here") as caught:
+        await Client.connect(url, name="remote")
+    for path in files:
+        assert f"SCHEDTOP_TOKEN=$(cat {path})" in str(caught.value)

@@ -96,6 +96,8 @@ def test_of_several_live_engines_no_token_is_guessed(engine):
         engine(name)
         discovery.token_path(discovery.socket_path(name)).write_text(name)
     assert discovery.find_token("http://127.0.0.1:8000") is None
+    assert [path.stem for path in discovery.token_files("http://127.0.0.1:8000")] == ["a", "b"]
+    assert discovery.token_files("https://elsewhere:8000") == []
 
 
 def test_with_several_token_files_none_is_guessed():

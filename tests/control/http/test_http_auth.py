@@ -187,6 +187,14 @@ async def test_a_websocket_wants_the_same_headers_as_everything_else(world) -> N
         await world.session.ws_connect("/control/v1/ws", headers=headers)
 
 
+@pytest.mark.parametrize("name", ["Authorization", "Origin"])
+async def test_a_header_that_decides_and_is_given_twice_is_refused(world, name) -> None:
+    headers = [(name, "Bearer operator-token-0123456789"), (name, "Bearer reader-token-0123456789")]
+    async with world.session.get("/control/v1/knobs", headers=headers) as response:
+        assert response.status in (400, 403)
+        assert "values" not in await response.json()
+
+
 # ---- rules by themselves ---------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,9 @@
 """OpenAI's API field by field: what is taken, what it does, and what is refused with which words."""
 
+import asyncio
 import io
 import json
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given
@@ -259,11 +261,45 @@ async def test_a_body_that_is_no_json_object_is_a_bad_request(world, body) -> No
         assert (await response.json())["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_beyond_the_limit_is_too_large(world) -> None:
+@pytest.mark.parametrize(
+    ("headers", "status", "words"),
+    [
+        ("Content-Length: 99999999999\r\n", 413, b"99999999999 bytes"),
+        ("Content-Encoding: gzip\r\nContent-Length: 2\r\n", 415, b"as it is"),
+    ],
+)
+async def test_a_body_that_can_never_be_taken_is_refused_before_it_comes(world, headers, status, words) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(world.gateway.url.rpartition(":")[2]))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}\r\n"
+    writer.write(head.encode())
+    answer = await reader.readuntil(b"}}")
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert words in answer
+    writer.close()
+
+
+async def test_a_prompt_far_too_long_is_refused_without_troubling_the_engine(world) -> None:
+    for prompt, words in (("x" * 100_000, "at least 4096 tokens"), ([97] * 600, "has 600 tokens")):
+        status, body = await world.complete(prompt)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert words in body["error"]["message"] and "the limit is 255" in body["error"]["message"]
+    status, body = await world.chat(messages=[{"role": "user", "content": "x" * 100_000}])
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await world.snapshot()).counters.refused == 0
+
+
+async def _in_pieces() -> AsyncIterator[bytes]:
+    """17 MiB whose length isn't told before."""
+    for _ in range(17):
+        yield b" " * (1 << 20)
+
+
+@pytest.mark.parametrize("body", [lambda: io.BytesIO(b" " * (17 << 20)), _in_pieces])
+async def test_a_body_beyond_the_limit_is_too_large(world, body) -> None:
     headers = {"Content-Type": "application/json"}
-    async with world.session.post("/v1/completions", data=io.BytesIO(b" " * (17 << 20)), headers=headers) as response:
+    async with world.session.post("/v1/completions", data=body(), headers=headers) as response:
         assert response.status == 413
-        assert (await response.json())["error"]["code"] == "http_413"
+        assert (await response.json())["error"]["code"] == "body_too_large"
 
 
 async def test_unknown_paths_and_methods_answer_in_the_same_shape(world) -> None:
