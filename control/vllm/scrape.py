@@ -3,7 +3,7 @@
 What a page doesn't have is None, never 0. Nothing here is drawn, and nothing is computed over time (`windows.py`).
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -107,7 +107,11 @@ def read(page: str) -> list[Reading]:
         raise NotAnEngine(f"its {METRICS_ROUTE} can't be read as Prometheus text: {error}") from None
     if not by_engine:
         raise NotAnEngine(f"its {METRICS_ROUTE} has no metrics of vLLM or SGLang; SGLang wants --enable-metrics")
-    return [_reading(kind, engine, samples) for (kind, engine), samples in sorted(by_engine.items(), key=_place)]
+    num_engines = Counter(kind for kind, _ in by_engine)
+    return [
+        _reading(kind, engine, samples, num_engines[kind])
+        for (kind, engine), samples in sorted(by_engine.items(), key=_place)
+    ]
 
 
 def is_plain_server(page: str) -> bool:
@@ -134,7 +138,7 @@ def _by_engine(page: str) -> dict[tuple[str, str], Samples]:
     return dict(found)
 
 
-def _reading(kind: str, engine: str, samples: Samples) -> Reading:
+def _reading(kind: str, engine: str, samples: Samples, num_engines: int) -> Reading:
     names = NAMES[kind]
     cache = next(iter(samples.get("vllm:cache_config_info", ())), ({}, 1.0))[0]
     slots = _total(samples, ("sglang:max_total_num_tokens",))
@@ -149,7 +153,7 @@ def _reading(kind: str, engine: str, samples: Samples) -> Reading:
         num_waiting=_total(samples, names["num_waiting"]),
         waiting_by_reason=_by_label(samples, ("vllm:num_requests_waiting_by_reason",), "reason"),
         kv_usage=_total(samples, names["kv_usage"]),
-        num_blocks=_number(cache.get("num_gpu_blocks")) if kind == "vllm" else (None if slots is None else int(slots)),
+        num_blocks=_share(_number(cache.get("num_gpu_blocks")), num_engines) if kind == "vllm" else _whole(slots),
         block_size=_number(cache.get("block_size")) if kind == "vllm" else (None if slots is None else 1),
         counters={name: _total(samples, names[name]) for name in COUNTERS},
         finished=_by_label(samples, names["finished"], "finished_reason"),
@@ -159,6 +163,15 @@ def _reading(kind: str, engine: str, samples: Samples) -> Reading:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
+
+
+def _share(of_all: int | None, num_engines: int) -> int | None:
+    """vLLM tells for each of its engines the blocks of all of them together."""
+    return None if of_all is None else of_all // num_engines
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _first(samples: Samples, names: Iterable[str]) -> list[tuple[Labels, float]] | None:

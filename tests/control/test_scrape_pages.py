@@ -11,7 +11,7 @@ from schedtop.control.vllm.windows import History, grown_buckets, percentile
 from schedtop.tui.cells import plain
 from schedtop.tui.scraped import as_json, estimate_text, missing, picture
 
-PAGE = (Path(__file__).parent / "http" / "vllm-0.32-metrics.txt").read_text()
+PAGE = (Path(__file__).parent / "scraped-vllm-page.txt").read_text()
 SGLANG = """
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0"} 5.0
@@ -83,6 +83,11 @@ def test_engines_of_one_address_are_told_apart_and_sorted_by_number() -> None:
     engines = read("\n".join(pages))
     assert [engine.engine for engine in engines] == ["2", "10"]
     assert [engine.num_running for engine in engines] == [12, 12]
+
+
+def test_the_blocks_that_vllm_tells_for_all_its_engines_together_are_shared_out() -> None:
+    pages = [PAGE.replace('engine="0"', f'engine="{rank}"').replace('"260"', '"520"') for rank in (0, 1)]
+    assert [engine.num_blocks for engine in read("\n".join(pages))] == [260, 260]
 
 
 @pytest.mark.parametrize("page", ["", "# HELP x y\nx 1\n", "<html>not found</html>", '{"detail": "Not Found"}'])

@@ -14,7 +14,7 @@ from schedtop.tui.scraped_app import ScrapedApp, Scraper
 from schedtop.tui.theme import shipped
 from schedtop.tui.widgets.panel import Panel
 
-PAGE = (Path(__file__).parent / "http" / "vllm-0.32-metrics.txt").read_text()
+PAGE = (Path(__file__).parent / "scraped-vllm-page.txt").read_text()
 
 
 @pytest.fixture
