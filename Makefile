@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 
 export PYTHONSAFEPATH := 1
 
-.PHONY: setup setup-dev demo test test-fast test-gpu test-vllm check clean
+.PHONY: setup setup-dev demo test test-fast test-gpu setup-vllm test-vllm check clean
 
 setup: $(STAMP)
 setup-dev: $(STAMP)-dev
@@ -34,10 +34,12 @@ test: setup-dev
 test-fast: setup-dev
 	$(BIN)/python -m pytest -m "not model and not e2e"
 
-# A real vLLM in an environment of its own (about 3 GB); not part of `make test`.
+# A real vLLM in an environment of its own (3.5 GB); not part of `make test`. AGAIN=1: only what failed the last time.
 VLLM := .vllm
-test-vllm: setup-dev $(VLLM)/.installed
-	SCHEDTOP_VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm -o addopts="--import-mode=importlib -ra"
+setup-vllm: setup-dev $(VLLM)/.installed
+test-vllm: setup-vllm
+	SCHEDTOP_VLLM=$(VLLM) $(BIN)/python -m pytest tests/vllm -o addopts="--import-mode=importlib -ra" -o timeout=900 \
+		$(if $(AGAIN),--last-failed --last-failed-no-failures=none)
 
 $(VLLM)/.installed: tests/vllm/install.sh tests/vllm/make_model.py
 	bash tests/vllm/install.sh $(VLLM) $(PYTHON) $(BIN)/python

@@ -311,7 +311,7 @@ class _UnixStream:
             except OSError as error:
                 raise Disconnected(f"the connection broke: {error}") from None
             if not data:
-                raise Disconnected("the server closed the connection")
+                raise Disconnected("the server closed the connection without a goodbye: it was killed, or it crashed")
             self._frames.feed(data)
             self._whole = list(self._frames.frames())[::-1]
         return self._whole.pop()
