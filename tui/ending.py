@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-GRACE_S = {signal.SIGHUP: 1.0, signal.SIGTERM: 5.0}
+GRACE_S = {signal.SIGHUP: 1.0, signal.SIGTERM: 5.0, signal.SIGQUIT: 5.0}
 """How long leaving in good order may take. After a hang-up nobody is there to see the terminal restored."""
 
 
 def exit_on_signals(leave: Callable[[int], None]) -> None:
-    """Have SIGTERM and SIGHUP call `leave` (with the exit code) in the running event loop.
+    """Have SIGTERM, SIGHUP and SIGQUIT call `leave` (with the exit code) in the running event loop.
 
     Does nothing outside the main thread: there, whoever runs us handles signals.
     """

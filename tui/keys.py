@@ -36,7 +36,7 @@ _PANEL_KEYS = tuple(
 
 KEYS: tuple[Key, ...] = (
     Key("help", "question_mark,f1", "help", "help", "this help", SCREEN, footer=1),
-    Key("quit", "q", "quit", "quit", "leave schedtop (the engine goes on)", SCREEN, footer=99),
+    Key("quit", "q,ctrl+c", "quit", "quit", "leave schedtop (the engine goes on)", SCREEN, footer=99),
     Key("back", "escape", "back", "back", "one step back (entry, staging, maximised, filter); never quits", SCREEN),
     Key("commands", "colon,ctrl+p", "commands", "commands", "every command by name, with search", SCREEN, footer=9),
     Key("themes", "f2", "themes", "theme", "choose a theme", SCREEN),

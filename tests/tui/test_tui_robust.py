@@ -16,7 +16,9 @@ from rich.cells import cell_len
 
 from schedtop.engine.sampling_params import SamplingParams
 from schedtop.tui.drawing import PANELS
+from schedtop.tui.keys import KEYS, keys_of
 from schedtop.tui.layout import Size, size_class
+from schedtop.tui.screens.main import MainScreen
 
 GARBAGE = [
     "日本語のリクエスト名前",
@@ -66,6 +68,23 @@ async def test_dialogs_survive_any_size(make_app, busy_link) -> None:
                 await pilot.pause()
             await pilot.press("escape")
         assert len(app.screen_stack) == 2
+
+
+@pytest.mark.parametrize(("size", "focus"), [((39, 9), "3"), ((80, 24), "5"), ((120, 40), "6"), ((200, 50), "3")])
+async def test_every_key_of_the_table_in_every_layout(make_app, busy_link, size, focus) -> None:
+    app = make_app(busy_link)
+    app.save_picture = lambda: "saved nothing"
+    async with app.run_test(size=size) as pilot:
+        await pilot.press(focus)
+        for key in KEYS:
+            if key.id != "quit" and (names := keys_of(key, {})):
+                await pilot.press(names[0])
+                if not isinstance(app.screen, MainScreen) or key.id == "filter":
+                    await pilot.press("escape")
+        await pilot.pause()
+        assert app.is_running
+        assert len(app.screen_stack) == 2
+        assert busy_link.core.snapshot(busy_link.viewport).num_running, "nothing was done that asks first"
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)])
@@ -121,13 +140,18 @@ class Nowhere:
     target = "/nowhere.sock"
     async def run(self, post):
         post(LinkDown(self.target, "nobody there", 1.0))
-        if "fail" in sys.argv:
+        if "fail in worker" in sys.argv:
             raise ValueError("a bug of ours")
         await asyncio.Event().wait()
     async def request(self, command):
         return Refusal("disconnected", "no")
 
 app = SchedtopApp([Nowhere()])
+if "fail in paint" in sys.argv:
+    def broken(*args):
+        raise ValueError("a bug of ours")
+    from schedtop.tui.screens import watching
+    watching.draw = broken
 app.run()
 sys.exit(app.return_code or 0)
 """
@@ -171,22 +195,34 @@ class Terminal:
 
 
 @pytest.mark.e2e
-def test_sigterm_restores_the_terminal() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT], ids=lambda number: number.name)
+def test_a_signal_ends_it_with_the_terminal_restored(number: signal.Signals) -> None:
     terminal = Terminal()
     terminal.read_until(b"GONE")
-    os.kill(terminal.pid, signal.SIGTERM)
+    os.kill(terminal.pid, number)
     terminal.read_until(b"never written")
-    assert terminal.status() == 128 + signal.SIGTERM
+    assert terminal.status() == 128 + number
     terminal.assert_restored()
 
 
 @pytest.mark.e2e
-def test_sighup_ends_it_with_the_terminal_restored() -> None:
+@pytest.mark.parametrize("key", [b"q", b"\x03"], ids=["q", "Ctrl-c"])
+def test_leaving_by_a_key_restores_the_terminal(key: bytes) -> None:
     terminal = Terminal()
     terminal.read_until(b"GONE")
-    os.kill(terminal.pid, signal.SIGHUP)
+    os.write(terminal.fd, key)
     terminal.read_until(b"never written")
-    assert terminal.status() == 128 + signal.SIGHUP
+    assert terminal.status() == 0
+    terminal.assert_restored()
+
+
+@pytest.mark.e2e
+def test_an_interrupt_from_elsewhere_restores_the_terminal() -> None:
+    terminal = Terminal()
+    terminal.read_until(b"GONE")
+    os.kill(terminal.pid, signal.SIGINT)
+    terminal.read_until(b"never written")
+    terminal.status()
     terminal.assert_restored()
 
 
@@ -215,8 +251,9 @@ def test_a_terminal_that_goes_without_a_signal_ends_it_too() -> None:
 
 
 @pytest.mark.e2e
-def test_an_exception_in_a_worker_restores_the_terminal_and_is_told() -> None:
-    terminal = Terminal("fail")
+@pytest.mark.parametrize("where", ["fail in worker", "fail in paint"])
+def test_an_exception_restores_the_terminal_and_is_told(where: str) -> None:
+    terminal = Terminal(where)
     terminal.read_until(b"a bug of ours")
     terminal.read_until(b"never written")
     assert terminal.status() == 1

@@ -98,7 +98,7 @@ class Dialog(ModalScreen[T]):
         if await self.on_plain_key(event):
             return
         match event.key:
-            case "escape" | "q":
+            case "escape" | "q" | "ctrl+c":
                 self.close_dialog()
             case "down" | "j":
                 self.scroll_by(1)

@@ -42,7 +42,7 @@ class ReplayScreen(MainScreen):
 
     def _type_answer(self, event: events.Key) -> None:
         playback = self.playback
-        if event.key == "escape":
+        if event.key in ("escape", "ctrl+c"):
             self._set(replace(playback, prompt="", typed=""))
         elif event.key == "enter":
             self._set(replace(playback, prompt="", typed=""))

@@ -159,7 +159,7 @@ class WatchScreen(Screen[None]):
         if event.key == "enter":
             self.change(replace(self.ui, prompt=None))
             return
-        if event.key == "escape":
+        if event.key in ("escape", "ctrl+c"):
             self._filter_by("", None)
             return
         if event.key == "backspace":
@@ -326,7 +326,7 @@ class WatchScreen(Screen[None]):
     def action_cycle(self, delta: int) -> None:
         """Focus the next panel on screen."""
         is_compact = size_class(*self.size) is Size.COMPACT
-        names = [name for name in FOCUSABLE if is_compact or name in self.board.plan]
+        names = [name for name in FOCUSABLE if is_compact or name in self.board.plan] or [self.ui.focus]
         place = names.index(self.ui.focus) if self.ui.focus in names else 0
         self.action_panel(names[(place + delta) % len(names)])
 
