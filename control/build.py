@@ -132,6 +132,8 @@ def _without_model(settings: ServeSettings) -> _Parts:
 
 def _open(settings: ServeSettings) -> "tuple[Checkpoint, Placement, EngineConfig]":
     """The model's file, opened, where it would be computed, and the engine's sizes; no weight is read yet."""
+    if settings.wait_policy != "auto":
+        os.environ["OMP_WAIT_POLICY"] = settings.wait_policy  # OpenMP reads it once, when torch brings it in
     from schedtop.engine.runner.loader.checkpoint import open_checkpoint
     from schedtop.engine.runner.loader.resolve import resolve_model
     from schedtop.engine.runner.placement import check_kv_memory, choose_placement, num_blocks_for

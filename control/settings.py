@@ -46,6 +46,9 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Different adapters that may run at once; default: all of them."""
     threads: int | None = None
     """CPU threads of the model; default: all cores."""
+    wait_policy: Literal["auto", "active", "passive"] = "auto"
+    """What idle CPU threads do between products: active = spin, for a machine of one's own; passive = sleep, for a
+    shared one; auto = as OMP_WAIT_POLICY and GOMP_SPINCOUNT say, or OpenMP's default."""
 
     block_size: int = 16
     """Tokens per KV block."""

@@ -1,5 +1,8 @@
 """Engines from settings: a KV store between two of them, another scheduler, and what is refused before it starts."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,30 @@ def test_engines_of_different_namespaces_share_nothing(tmp_path: Path) -> None:
     store = f"folder:{tmp_path}"
     assert computed_for(make(kv_store=store, kv_namespace="a")) == 51
     assert computed_for(make(kv_store=store, kv_namespace="b")) == 51
+
+
+WAITING = """
+from schedtop.control.build import build
+from schedtop.control.settings import ServeSettings
+from schedtop.engine.errors import ConfigError
+try:
+    build(ServeSettings(model="./nowhere", wait_policy="passive"))
+except ConfigError:
+    import torch
+"""
+
+
+def test_the_wait_policy_is_what_openmp_starts_with() -> None:
+    """OpenMP itself tells, when torch brings it in."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WAITING],
+        env={**environment, "OMP_DISPLAY_ENV": "true"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
 
 
 def test_a_kv_store_without_kv_is_refused(tmp_path: Path) -> None:

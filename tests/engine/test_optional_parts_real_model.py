@@ -157,7 +157,7 @@ def test_a_second_engine_starts_a_known_prompt_from_the_first_ones_blocks(
 
 
 def test_an_engine_that_only_prefills_feeds_one_that_decodes(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, tmp_path: Path
+    checkpoint: Checkpoint, tokenizer: Tokenizer, store_url: str
 ) -> None:
     prompt = tokenizer.encode(TEXT)
     alone = Engine(checkpoint)
@@ -166,7 +166,7 @@ def test_an_engine_that_only_prefills_feeds_one_that_decodes(
     alone.close()
     prefills, decodes = Engine(checkpoint), Engine(checkpoint)
     for engine in (prefills, decodes):
-        store = open_store(f"folder:{tmp_path}", engine.runner.memory.format("smollm2"))
+        store = open_store(store_url, engine.runner.memory.format("smollm2"))
         attach_store(engine.core, engine.runner, store)
     prefills.add("r", prompt, max_tokens=1)
     prefills.run()

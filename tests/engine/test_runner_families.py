@@ -174,6 +174,21 @@ def test_greedy_tokens_equal_those_of_transformers(tiny: Tiny, config: dict, kno
         assert_same_text(output, tokens, is_sure)
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_prompts_found_in_the_cache_give_the_tokens_of_transformers(tiny: Tiny, is_async: bool) -> None:
+    engine = make_config(block_size=32)
+    core = EngineCore(engine, ModelRunner(str(tiny.path), engine, dtype="fp32"), Knobs(async_scheduling=is_async))
+    prompts = make_prompts()
+    for prompt in prompts:
+        core.add_request(f"first {len(prompt)}", prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    while core.has_work:
+        core.step()
+    outputs = generate(core, prompts)
+    assert core.scheduler.stats.prefix_cache_hits == 32 + 64
+    for output, (tokens, is_sure) in zip(outputs, tiny.expected, strict=True):
+        assert_same_text(output, tokens, is_sure)
+
+
 def assert_same_text(output: list[int], tokens: list[int], is_sure: list[bool]) -> None:
     """Equal up to the end, or up to a token that transformers wasn't sure of: from there on the texts are others."""
     differing = [index for index in range(NUM_TOKENS) if output[index] != tokens[index]]

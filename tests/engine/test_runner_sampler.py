@@ -11,6 +11,7 @@ from transformers import (
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -133,6 +134,35 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     logits = torch.zeros(1, VOCAB)
     adjust_logits(logits, [make_row((5, 6), (9, 9, 11), presence_penalty=0.5, frequency_penalty=0.25)], [EOS])
     assert logits[0, [5, 9, 11]].tolist() == [0.0, -1.0, -0.75]
+
+
+def test_logit_bias_equals_transformers() -> None:
+    logits = make_logits(2)
+    bias = {17: 5.0, 3: -2.5, 999: 100.0}
+    found = logits.clone()
+    adjust_logits(found, [make_row(logit_bias=bias)] * 2, [EOS])
+    processor = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})
+    torch.testing.assert_close(found, processor(torch.zeros(2, 1, dtype=torch.long), logits.clone()))
+
+
+def test_all_settings_together_equal_transformers_in_its_order() -> None:
+    """Barred words, repetition, temperature, top-k, top-p, min-p, as transformers' generate applies them."""
+    settings = {"repetition_penalty": 1.4, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.02}
+    row = make_row((5, 6), (9, 9, 11), bad_words_ids=((8,), (11, 12)), **settings)
+    logits = make_logits(seed=5)
+    logits[0, [5, 9, 12, 8]] += 9.0
+    mine = logits.clone()
+    adjust_logits(mine, [row], [EOS])
+    scaled = mine / row.sampling.temperature
+    values, ids = scaled.topk(40)
+    weights, _ = candidate_weights(scaled, values, [row.sampling])
+    found = torch.zeros(1, VOCAB, dtype=torch.float64).scatter(1, ids, weights)
+    seen = torch.tensor([[5, 6, 9, 9, 11]])
+    repeated = RepetitionPenaltyLogitsProcessor(1.4)(seen, logits.clone())
+    barred = NoBadWordsLogitsProcessor([[8], [11, 12]], eos_token_id=EOS)(seen, repeated)
+    expected = transformers_probabilities(barred, row.sampling)
+    torch.testing.assert_close((found / found.sum()).float(), expected, rtol=1e-4, atol=1e-7)
+    assert expected[0, 9] > 0.01 and expected[0, 8] == expected[0, 12] == 0.0
 
 
 def test_logit_bias_moves_a_token_to_the_front_and_out_of_the_way() -> None:

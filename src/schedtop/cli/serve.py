@@ -25,6 +25,7 @@ from schedtop.control.settings import load_settings
 )
 @click.option("--max-adapters", type=int, help="Different adapters running at once. [all]")
 @click.option("--threads", type=int, help="CPU threads of the model. [all cores]")
+@click.option("--wait-policy", help="auto, active or passive: idle CPU threads spin or sleep. [auto]")
 @click.option("--block-size", type=int, help="Tokens per KV block. [16]")
 @click.option("--num-kv-blocks", type=int, help="KV blocks to allocate.")
 @click.option("--kv-memory", metavar="SIZE", help="Memory for the KV cache instead, such as 512MiB.")
