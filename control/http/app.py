@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from schedtop.control.http import auth
@@ -146,7 +147,7 @@ class Gateway:
         # handler_cancellation: a client that goes away ends its handler at once, whose `finally` aborts the request.
         self._runner = web.AppRunner(
             self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_LIMIT_S,
-            keepalive_timeout=IDLE_LIMIT_S, auto_decompress=False,
+            keepalive_timeout=IDLE_LIMIT_S, auto_decompress=False, logger=_protocol_logger(),
         )  # fmt: skip
         await self._runner.setup()
         try:
@@ -183,6 +184,14 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         yield gateway
     finally:
         await asyncio.shield(gateway.shutdown())
+
+
+def _protocol_logger() -> logging.Logger:
+    """aiohttp's own log, without a traceback for each client that doesn't speak HTTP: it is told so, that's enough."""
+    log = logging.getLogger(f"{__name__}.protocol")
+    if not log.filters:
+        log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+    return log
 
 
 def _why_deaf(error: OSError, host: str, port: int) -> str:

@@ -104,6 +104,19 @@ async def test_a_client_that_doesnt_read_its_last_message_holds_up_nobody(start_
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "junk", [b"\x16\x03\x01\x02\x00\x01\xfc\r\n\r\n", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 500 + b"\r\n"]
+)
+async def test_a_client_that_doesnt_speak_http_is_told_so_and_leaves_no_traceback_in_the_log(
+    world, caplog, junk
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(world))
+    writer.write(junk)
+    assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+    writer.close()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 # ---- clients that are slow to ask ------------------------------------------------------------------------------
 
 

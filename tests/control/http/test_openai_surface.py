@@ -248,6 +248,13 @@ async def test_a_number_beyond_64_bits_is_a_bad_request(world, field) -> None:
     assert (await world.complete(**{field: 1 << 70}))[0] == 400
 
 
+async def test_a_text_too_long_to_tokenise_beside_others_is_refused(world, monkeypatch) -> None:
+    monkeypatch.setattr("schedtop.control.http.tokens.MAX_CHARACTERS", 10)
+    for body in ({"prompt": "x" * 11}, {"messages": [{"role": "user", "content": "x" * 6}] * 2}):
+        status, answer = await world.send("POST", "/tokenize", body)
+        assert (status, answer["error"]["message"].endswith("the limit is 10: send it in parts")) == (400, True)
+
+
 async def test_another_models_name_isnt_found(world) -> None:
     status, body = await world.complete(model="gpt-9")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
