@@ -49,22 +49,22 @@ def make_controlled(num_running: int, num_waiting: int, is_async: bool, num_step
         "settling_steps": SETTLING_STEPS,
     }
     controlled = TimedScheduler(workload, sizes, SchedtopScheduler)
-    assert controlled.sched._engine is not None, "the plugin is off: its log tells why"
+    assert controlled.sched.schedtop is not None, "the plugin is off: its log tells why"
     return controlled
 
 
 def measure(controlled: Any, num_steps: int) -> tuple[list[float], list[float]]:
     """Seconds of the engine thread of each step, without and with the plugin's hooks."""
     seconds: tuple[list[float], list[float]] = ([], [])
-    engine = controlled.sched._engine
+    hooks = controlled.sched.schedtop
     gc.disable()
     for number in range(num_steps // BLOCK_STEPS):
         for is_on in (number % 2 == 0, number % 2 == 1):
-            controlled.sched._engine = engine if is_on else None
+            controlled.sched.schedtop = hooks if is_on else None
             controlled.steps(1)  # the first one after a switch finds what it compares with gone
             seconds[is_on].extend(controlled.steps(BLOCK_STEPS))
     gc.enable()
-    controlled.sched._engine = engine
+    controlled.sched.schedtop = hooks
     return seconds
 
 
@@ -72,7 +72,7 @@ def snapshot_seconds(controlled: Any, times: int = 20) -> float:
     """What one look of a watcher (64 rows of either queue) costs the engine thread."""
     from schedtop.engine.snapshot import Viewport
 
-    core = controlled.sched._core
+    core = controlled.sched.schedtop.core
     began = time.thread_time()
     for _ in range(times):
         core.snapshot(Viewport())
