@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -19,12 +20,14 @@ _numbers = itertools.count()
 class Terminal:
     """`schedtop` in tmux, as an operator sees it. Use it as a context manager."""
 
-    def __init__(self, home: Home, *arguments: str, columns: int = 120, lines: int = 40) -> None:
+    def __init__(
+        self, home: Home, *arguments: str, columns: int = 120, lines: int = 40, term: str = "xterm-256color"
+    ) -> None:
         number = next(_numbers)
         self._tmux = ["tmux", "-S", str(home.folder / f"tmux{number}.sock"), "-f", os.devnull]
         self._status = home.folder / f"status{number}"
         # The status goes through a file: tmux now and then misses the end of its child and never tells it.
-        schedtop = shlex.join(["env", "TERM=xterm-256color", *SCHEDTOP, *arguments])
+        schedtop = shlex.join(["env", f"TERM={term}", *SCHEDTOP, *arguments])
         command = f"{schedtop}; echo $? >{self._status}.new; mv {self._status}.new {self._status}"
         size = ["-x", str(columns), "-y", str(lines)]
         self._environment = home.environment
@@ -46,6 +49,12 @@ class Terminal:
     def text(self) -> str:
         """What is on the screen now."""
         return self._run("capture-pane", "-p")
+
+    def colours(self) -> set[str]:
+        """Parameters of the colour codes on the screen."""
+        codes = re.findall(r"\x1b\[([0-9;]*)m", self._run("capture-pane", "-p", "-e"))
+        parts = {part for code in codes for part in code.split(";")}
+        return {part for part in parts if re.fullmatch(r"(3|4|9|10)[0-8]", part)}
 
     def press(self, *keys: str) -> None:
         """Send keys, by tmux's names for them."""
