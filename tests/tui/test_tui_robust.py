@@ -1,6 +1,7 @@
 """The screen under bad conditions: any size, garbage from users, a terminal that goes away."""
 
 import fcntl
+import json
 import os
 import pty
 import random
@@ -258,3 +259,44 @@ def test_an_exception_restores_the_terminal_and_is_told(where: str) -> None:
     terminal.read_until(b"never written")
     assert terminal.status() == 1
     terminal.assert_restored()
+
+
+@pytest.mark.e2e
+def test_run_for_a_browser_it_draws_through_a_pipe_instead_of_printing_once() -> None:
+    """As textual-serve runs it: no terminal anywhere, and a driver named in the environment."""
+    code = "from schedtop.cli.watch import run_screen; run_screen(['/nowhere.sock'], False, None)"
+    environment = {**os.environ, "TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "TERM": "dumb"}
+    pipe = subprocess.PIPE
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, env=environment)
+    assert program.stdout is not None and program.stdin is not None
+    with program:
+        assert program.stdout.readline() == b"__GANGLION__\n"
+        program.stdin.write(packet({"type": "resize", "width": 80, "height": 24}))
+        program.stdin.flush()
+        written = b""
+        while b"schedtop" not in written:
+            chunk = os.read(program.stdout.fileno(), 65536)
+            assert chunk, "it ended before it drew"
+            written += chunk
+        program.terminate()
+        program.communicate(timeout=60)
+    assert program.returncode == 128 + signal.SIGTERM
+
+
+def packet(meta: dict[str, object]) -> bytes:
+    """A message to Textual's driver for browsers."""
+    body = json.dumps(meta).encode()
+    return b"M" + struct.pack(">I", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("driver", "term", "is_terminal", "expected"),
+    [("", "xterm", True, True), ("", "dumb", True, False), ("", "xterm", False, False), ("web", "dumb", False, True)],
+)
+def test_where_there_is_a_screen_to_draw_on(monkeypatch, driver: str, term: str, is_terminal: bool, expected) -> None:
+    from schedtop.cli.watch import has_screen
+
+    monkeypatch.setenv("TEXTUAL_DRIVER", driver)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert has_screen() is expected

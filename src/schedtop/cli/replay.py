@@ -1,13 +1,12 @@
 """`schedtop replay`: a recording on the screen, or frame by frame as JSON lines. Starts things; draws nothing."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from schedtop.cli.watch import screen_options
+from schedtop.cli.watch import has_screen, is_in_browser, screen_options
 from schedtop.engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def replay(file: Path, as_json: bool, theme: str | None) -> None:
     if as_json:
         print_frames(Tape(file))
         return
-    if not sys.stdout.isatty() or not sys.stderr.isatty() or os.environ.get("TERM", "") == "dumb":
+    if not (is_in_browser() or (has_screen() and sys.stderr.isatty())):
         raise ConfigError("a replay needs a terminal; for programs there is --json")
     from schedtop.tui.replay import ReplayApp
 

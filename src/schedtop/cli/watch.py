@@ -24,7 +24,7 @@ def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme
     """Show the engine at `connect`, or the running ones. Raises `SchedtopError` when there is none or none answers."""
     if theme:
         check_theme(theme)
-    is_once = once or not sys.stdout.isatty() or os.environ.get("TERM", "") == "dumb"
+    is_once = once or as_json or not has_screen()
     if is_url(address := connect or os.environ.get(CONNECT_VARIABLE, "")):
         from schedtop.cli.scraped import watch_plain  # aiohttp only for those who need it
 
@@ -32,10 +32,20 @@ def watch(connect: str | None, read_only: bool, once: bool, as_json: bool, theme
             return
     if is_once:
         print_once(resolve(connect), as_json)
-    elif not sys.stderr.isatty():
+    elif not (is_in_browser() or sys.stderr.isatty()):
         raise ConfigError("the screen is drawn on standard error, which is redirected: leave out `2>`, or give --once")
     else:
         run_screen(targets(connect), read_only, theme)
+
+
+def is_in_browser() -> bool:
+    """Whether textual-serve runs us: it draws in a browser what the screen writes to a pipe."""
+    return bool(os.environ.get("TEXTUAL_DRIVER"))
+
+
+def has_screen() -> bool:
+    """Whether there is something to draw on."""
+    return is_in_browser() or (sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb")
 
 
 def check_theme(theme: str) -> None:
@@ -99,5 +109,7 @@ def screen_options(read_only: bool, theme: str | None) -> "Options":
 
 def has_glyphs() -> bool:
     """Whether the terminal can be trusted with box drawing and block glyphs."""
+    if is_in_browser():
+        return True
     is_utf8 = "utf" in locale.getpreferredencoding(False).lower()
     return is_utf8 and os.environ.get("TERM", "") not in _WITHOUT_GLYPHS
