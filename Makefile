@@ -45,10 +45,10 @@ $(VLLM)/.installed: tests/vllm/install.sh tests/vllm/make_model.py
 	bash tests/vllm/install.sh $(VLLM) $(PYTHON) $(BIN)/python
 	touch $@
 
-# The attention backends for GPUs, one line per test: on CUDA where there is one; else Triton in its interpreter.
+# The attention backends for GPUs, a table at the end: on CUDA where there is one; else Triton in its interpreter.
 test-gpu: setup-dev
-	TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
-		$(BIN)/python -m pytest -v -rs tests/kernels -k "triton or flash"
+	SCHEDTOP_GPU_TABLE=1 TRITON_INTERPRET=$$($(BIN)/python -c 'import torch; print(int(not torch.cuda.is_available()))') \
+		$(BIN)/python -m pytest -q tests/kernels -k "triton or flash"
 
 check: setup-dev
 	$(BIN)/ruff check .
