@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from schedtop.control.build import build
+from schedtop.control.serve import serve
 from schedtop.control.settings import load_settings
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import ConfigError
@@ -100,3 +101,14 @@ def test_more_blocks_than_can_be_are_refused_at_once() -> None:
         make(num_kv_blocks=99999999999999)
     with pytest.raises(ConfigError, match=r"need [\d,.]+ GiB, cpu has [\d,.]+ GiB: give at most \d+"):
         make(runner="real", device="cpu", num_kv_blocks=99999999999999)
+
+
+def test_a_model_that_cannot_be_read_is_refused_before_anything_is_served(tmp_path: Path) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF\x03\x00")
+    settings = load_settings(
+        None, {"model": str(file), "socket": str(tmp_path / "e.sock"), "audit": str(tmp_path / "audit.sqlite")}
+    )
+    with pytest.raises(ConfigError, match=r"cut\.gguf can't be read as GGUF"):
+        serve(settings, say=lambda line: pytest.fail(f"it said {line}"))
+    assert [path.name for path in tmp_path.iterdir()] == ["cut.gguf"]
