@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from schedtop.control.messages import (
     EngineInfo,
     EventBatch,
     GetAudit,
+    Goodbye,
     HoldRequests,
     KnobsAck,
     Latency,
@@ -36,6 +38,7 @@ from schedtop.control.messages import (
     UndoChange,
     Welcome,
 )  # fmt: skip
+from schedtop.control.recorder import Recorded, RecordingWriter
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import SchedtopError
@@ -346,3 +349,28 @@ def at(make_app: Callable[..., SchedtopApp]) -> Callable[..., Any]:
             yield desk
 
     return opened
+
+
+NUM_FRAMES = 12
+
+
+@pytest.fixture
+def recording(busy_link: EngineLink, tmp_path: Path) -> Path:
+    """Twelve frames of a busy engine in chunks of their own, then its goodbye."""
+    path = tmp_path / "busy.rec"
+    with RecordingWriter(path) as writer:
+
+        def post(event: Any) -> None:
+            message = event.welcome if isinstance(event, LinkUp) else event.message
+            writer.add(Recorded(wall=busy_link.clock(), mono=busy_link.clock(), message=message))
+
+        busy_link._post = post
+        busy_link.viewport = Viewport(kv_cells=128)
+        busy_link.connect()
+        for _ in range(NUM_FRAMES - 1):
+            busy_link.play(9)
+            busy_link.publish()
+            writer.flush()
+        post_goodbye = Goodbye(reason="shutting down")
+        writer.add(Recorded(wall=busy_link.clock() + 1, mono=busy_link.clock() + 1, message=post_goodbye))
+    return path

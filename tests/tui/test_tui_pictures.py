@@ -3,9 +3,13 @@
 After a wanted change: `pytest tests/tui/test_tui_pictures.py --snapshot-update`, then look at the new pictures.
 """
 
+import time
+
 import pytest
 
 from schedtop.tui.app import Options, SchedtopApp
+from schedtop.tui.replay import ReplayApp
+from schedtop.tui.tape import Tape
 
 THEMES = ["dark", "light", "high-contrast", "colour-blind", "mono"]
 
@@ -98,10 +102,40 @@ def test_picture_without_box_drawing(picture, busy_link) -> None:
         ("refused", ["5", "j", "9", "9", "enter", "enter"]),
         ("log", ["6"]),
         ("time axis", ["8"]),
+        ("slider", ["5", "j", "left", "left"]),
+        ("typing", ["5", "6", "4"]),
     ],
 )
 def test_picture_of_a_dialog_or_panel(picture, busy_link, name, keys) -> None:
     assert picture(busy_link, (80, 24), keys=keys)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_picture_of_a_preemption_storm(picture, new_link, send, size) -> None:
+    link = new_link(num_kv_blocks=81, max_num_seqs=16, max_num_batched_tokens=2048)
+    for number in range(16):
+        send(link, f"chat-{number:02d}", 64, 600)
+    link.play(400)
+    link.forget()
+    assert picture(link, size, keys=["6"])
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_picture_of_a_replay(snap_compare, recording, monkeypatch, size) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    async def run(pilot) -> None:
+        for key in ("right_square_bracket", "right_square_bracket", "right_square_bracket"):
+            await pilot.press(key)
+            await pilot.pause()
+
+    try:
+        app = ReplayApp(Tape(recording), Options(tick_s=None))
+        assert snap_compare(app, terminal_size=size, run_before=run)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_picture_of_a_fleet(picture, busy_link, new_link) -> None:

@@ -9,39 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from schedtop.cli.main import cli
-from schedtop.control.messages import Goodbye
 from schedtop.control.recorder import BadRecording, Recorded, RecordingWriter
 from schedtop.engine.snapshot import Viewport
 from schedtop.tui.app import Options
 from schedtop.tui.keys import KEYS, REPLAY_KEYS, keys_of, table
 from schedtop.tui.playback import BadPlace, Playback, replay_bar, time_meant
 from schedtop.tui.replay import ReplayApp
-from schedtop.tui.state import LinkUp
 from schedtop.tui.tape import Tape, cut_to
 
 NUM_FRAMES = 12
-
-
-@pytest.fixture
-def recording(busy_link, tmp_path: Path) -> Path:
-    """Twelve frames of a busy engine in chunks of their own, then its goodbye."""
-    path = tmp_path / "busy.rec"
-    with RecordingWriter(path) as writer:
-
-        def post(event) -> None:
-            message = event.welcome if isinstance(event, LinkUp) else event.message
-            writer.add(Recorded(wall=busy_link.clock(), mono=busy_link.clock(), message=message))
-
-        busy_link._post = post
-        busy_link.viewport = Viewport(kv_cells=128)
-        busy_link.connect()
-        for _ in range(NUM_FRAMES - 1):
-            busy_link.play(9)
-            busy_link.publish()
-            writer.flush()
-        post_goodbye = Goodbye(reason="shutting down")
-        writer.add(Recorded(wall=busy_link.clock() + 1, mono=busy_link.clock() + 1, message=post_goodbye))
-    return path
 
 
 class Show:
