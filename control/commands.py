@@ -257,7 +257,8 @@ class Commands:
 
     async def _end_lease(self, number: int, command: EndLease, actor: Actor) -> Ack:
         lease = self._leases.end(command.lease_id)
-        did = f"ended lease {lease.lease_id}; {len(lease.undo)} changes made under it stay as they are"
+        num_left = sum(not (isinstance(u, UndoChange) and self.book.is_undone(u.change_id)) for u in lease.undo)
+        did = f"ended lease {lease.lease_id}; {num_left} changes made under it stay as they are"
         await self._log(command, actor, self._step_now(), "done", did)
         return Ack(id=number, applied_at_step=self._step_now(), did=did)
 

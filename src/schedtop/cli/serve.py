@@ -44,6 +44,7 @@ from schedtop.control.settings import load_settings
 @click.option("--port", type=int, help="Port of the gateway. [8000]")
 @click.option("--token-file", metavar="PATH", help="Tokens of the gateway.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Further name of the gateway.")
+@click.option("--playbooks", metavar="FOLDER", help="Playbooks that the gateway's clients may start by name.")
 @click.option("--drain", type=float, metavar="SECONDS", help="Time for running requests at the end. [30]")
 @click.option("--explain-memory", is_flag=True, help="Say what the engine would hold in memory, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Tell who and where the engine is in one line of JSON.")
