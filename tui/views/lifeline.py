@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from schedtop.engine.snapshot import EngineCoreEvent, EventKind, RequestDetail, RequestRow, RequestStatus
-from schedtop.tui.cells import Line, Span, clean, fit, wrap
+from schedtop.tui.cells import Line, Span, clean, fit, width_of, wrap
 from schedtop.tui.format import FILL, UNKNOWN, age, bar, count, duration
 from schedtop.tui.state import Scene
 from schedtop.tui.views.frame import Body
@@ -68,7 +68,7 @@ def lifeline(scene: Scene, width: int, height: int) -> Body:
     detail = snapshot.detail
     row = detail.row
     life = stretches(detail, scene.engine_now)
-    lines: list[Line] = [*_facts(row, scene.engine_now, width), _bar(life, width), _spent(life)]
+    lines: list[Line] = [*_facts(row, scene.engine_now, width), _bar(life, width), *_spent(life, width)]
     lines += _text(scene, width)
     lines += _events(detail, scene)
     glyph, role = STATUS[row.status]
@@ -81,13 +81,17 @@ def _bar(life: list[Stretch], width: int) -> Line:
     return tuple(bar(parts, width))
 
 
-def _spent(life: list[Stretch]) -> Line:
-    spans: list[Span] = []
+def _spent(life: list[Stretch], width: int) -> list[Line]:
+    """How long each phase lasted in all, in as many lines as that takes."""
+    lines: list[list[Span]] = [[]]
     for phase, (glyph, role) in PHASES.items():
         total = sum(stretch.end - stretch.start for stretch in life if stretch.phase == phase)
+        part: list[Span] = [(glyph, role), (f" {phase} ", "dim"), (f"{duration(total)}   ", "text")]
         if total > 0:
-            spans += [(glyph, role), (f" {phase} ", "dim"), (duration(total), "text"), ("   ", "text")]
-    return tuple(spans)
+            if lines[-1] and width_of([*lines[-1], *part]) > width + 3:
+                lines.append([])
+            lines[-1] += part
+    return [tuple(line) for line in lines]
 
 
 def _facts(row: RequestRow, now: float, width: int) -> list[Line]:
