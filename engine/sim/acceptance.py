@@ -72,7 +72,7 @@ EXPERIMENTS = (
         changes={"long_prefill_token_threshold": 64},
         loads=(
             Load(name="chat", every_s=0.25, prompt=_about(12), output=_about(16)),
-            Load(name="long", at_s=1.0, every_s=9.0, prompt=_about(1000, 0.04), output=4),
+            Load(name="long", at_s=1.0, every_s=7.5, prompt=_about(1000, 0.04), output=4),
         ),
     ),
     Experiment(
