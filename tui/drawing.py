@@ -37,7 +37,7 @@ def _strip(name: str, scene: Scene, place: Place, keymap: Mapping[str, str], dea
             playback = scene.ui.playback
             return replay_bar(playback, width) if playback and not is_filter else overview.action_line(scene, width)
         case "keys":
-            return footer(width, keymap, dead, scene.ui.playback is not None)
+            return overview.action_rest(scene, width) or footer(width, keymap, dead, scene.ui.playback is not None)
         case "tiny":
             return ((f"needs {MIN_WIDTH}x{MIN_HEIGHT}", "text"),)
     if snapshot is None:

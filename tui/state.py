@@ -314,6 +314,8 @@ class Ui:
     is_frozen: bool = False
     is_read_only: bool = False
     action: Action | None = None
+    is_action_read: bool = False
+    """A key was pressed since `action` was told: the line of keys is no longer needed for its rest."""
     playback: Playback | None = None
     """Where a replay stands; None = a live engine."""
 

@@ -15,6 +15,7 @@ from schedtop.engine.snapshot import PauseState
 from schedtop.tui.keys import KEYS
 from schedtop.tui.screens.live import DetailDialog
 from schedtop.tui.screens.simple import AuditDialog, ChoiceDialog, ConfirmDialog, HelpDialog
+from schedtop.tui.state import Action, Outcome
 
 
 async def test_a_staged_value_is_applied_with_enter_and_acknowledged_with_its_step(at, busy_link) -> None:
@@ -363,3 +364,21 @@ async def test_preempting_and_draining_from_the_registry_ask_first(at, busy_link
         await desk.press("colon", *"drain", "enter", "n")
         await desk.press("colon", *"self-check", "enter")
         assert "nothing wrong" in desk.panel("action")
+
+
+async def test_a_refusal_too_long_for_its_line_is_told_whole_until_a_key_is_pressed(at, busy_link) -> None:
+    async with at(busy_link, size=(80, 24)) as desk:
+        words = (
+            "max_num_batched_tokens belongs to change 1 on trial: keep it with K, undo it with u, or wait 53 s for it"
+        )
+        desk.app._main.report(Action("", Outcome.REFUSED, words))
+        told = desk.panel("action").rstrip().removesuffix("…") + desk.panel("keys").replace("…", "").strip()
+        assert words.replace(" ", "") in told.replace(" ", "")
+        await desk.press("j")
+        assert "? help" in desk.panel("keys")
+
+
+async def test_a_search_without_a_hit_says_so(at, busy_link) -> None:
+    async with at(busy_link) as desk:
+        await desk.press("colon", *"zzz")
+        assert "nothing found" in desk.panel("dialog")

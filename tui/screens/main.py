@@ -78,7 +78,8 @@ class MainScreen(WatchScreen):
         try:
             self.change(staging.entered(self.ui, self.owner.view.specs, snapshot.knobs))
         except KnobRefused as refusal:
-            self.change(replace(self.ui, entry="", action=Action("stage", Outcome.REFUSED, str(refusal))))
+            self.change(replace(self.ui, entry=""))
+            self.report(Action("stage", Outcome.REFUSED, str(refusal)))
 
     def action_turn(self, direction: int) -> None:
         """Stage the next value of the selected knob."""

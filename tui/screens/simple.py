@@ -164,7 +164,7 @@ class ChoiceDialog(Dialog[str]):
             role = "greyed" if choice.is_dead else "strong"
             line = fit([("  ", "text"), (cut(choice.label, label_width), role), (choice.note, "dim")], width)
             lines.append(tuple((text, f"{name}+cursor") for text, name in line) if place == self._index else line)
-        return lines or [(("nothing found", "dim"),)]
+        return lines if self.choices else [*lines, (("nothing found", "dim"),)]
 
     async def on_plain_key(self, event: events.Key) -> bool:
         """Arrows choose, Enter answers, letters search."""

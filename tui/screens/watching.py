@@ -127,7 +127,7 @@ class WatchScreen(Screen[None]):
 
     def report(self, action: Action) -> None:
         """Show the operator's last action."""
-        self.change(replace(self.ui, action=action))
+        self.change(replace(self.ui, action=action, is_action_read=False))
 
     # ---- input ----------------------------------------------------------------------------------------------
 
@@ -148,6 +148,7 @@ class WatchScreen(Screen[None]):
     async def run_key(self, key_id: str) -> None:
         """Run a key's action, or say why it can't act now."""
         key = BY_ID[key_id]
+        self.ui = replace(self.ui, is_action_read=True)
         if key_id in self.dead_keys():
             why = "read-only" if self.ui.is_read_only else "this engine does not take it, or is not connected"
             self.report(Action(key.label, Outcome.REFUSED, why))

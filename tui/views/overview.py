@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from schedtop.engine.snapshot import PauseState, PoolUsage, Preemption, RequestRow, Snapshot, WaitReason
 from schedtop.tui.alerts import Alert
-from schedtop.tui.cells import Line, Span, between, cell_len, clean, cut_id, fit, join, width_of
+from schedtop.tui.cells import Line, Span, between, cell_len, clean, cut_id, fit, join, plain, width_of
 from schedtop.tui.format import FILL, UNKNOWN, age, bar, count, duration, percent, rate
 from schedtop.tui.state import PEAK_S, Outcome, Phase, Scene, peaks, rates
 
@@ -283,7 +283,23 @@ def action_line(scene: Scene, width: int) -> Line:
     if scene.ui.prompt is not None:
         rest = "   Enter keeps it, Esc clears it; !text shows what does not contain it"
         return fit([("filter ids: ", "key"), (clean(scene.ui.prompt) + "▏", "strong"), (rest, "dim")], width)
-    return between(_last_action(scene), _countdown(scene), width)
+    told = _last_action(scene)
+    countdown = () if width_of(told) + width_of(_countdown(scene)) > width and _is_refused(scene) else _countdown(scene)
+    return between(told, countdown, width)
+
+
+def _is_refused(scene: Scene) -> bool:
+    return scene.ui.action is not None and scene.ui.action.outcome is Outcome.REFUSED
+
+
+def action_rest(scene: Scene, width: int) -> Line:
+    """What of a refusal doesn't fit into its line: it stands in the line below until a key is pressed."""
+    told = _last_action(scene)
+    if scene.ui.is_action_read or scene.ui.prompt is not None or not _is_refused(scene) or width_of(told) <= width:
+        return ()
+    words = "".join(text for text, _ in told)
+    shown = plain(fit(told, width)).rstrip().removesuffix("…")
+    return (("  … ", "dim"), (words[len(shown) :].strip(), "bad"))
 
 
 def _countdown(scene: Scene) -> Line:
