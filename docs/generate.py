@@ -143,8 +143,8 @@ def state_page() -> str:
     """What `schedtop --once --json` prints."""
     head = (
         f"{NOTE}# The state as JSON\n\n`schedtop --once --json` prints one `State`; `schedtop replay FILE --json` one "
-        "`FrameState` a line. [state.schema.json](state.schema.json) says the same as JSON Schema. Within one number of "
-        "`schema` fields are only added: read those you need and pass over the rest. What an engine doesn't export is "
+        "`FrameState` a line. [state.schema.json](state.schema.json) says the same as JSON Schema. Within one number "
+        "of `schema` fields are only added: read those you need and pass over the rest. What an engine doesn't export is "
         "null or missing, never 0.\n"
     )
     parts = [head]
