@@ -144,8 +144,8 @@ def state_page() -> str:
     head = (
         f"{NOTE}# The state as JSON\n\n`schedtop --once --json` prints one `State`; `schedtop replay FILE --json` one "
         "`FrameState` a line. [state.schema.json](state.schema.json) says the same as JSON Schema. Within one number "
-        "of `schema` fields are only added: read those you need and pass over the rest. What an engine doesn't export is "
-        "null or missing, never 0.\n"
+        "of `schema` fields are only added: read those you need and pass over the rest. What an engine doesn't export "
+        "is null or missing, never 0.\n"
     )
     parts = [head]
     parts += [_struct(kind) for kind in _structs_in(once.State, once.FrameState)]
