@@ -4,6 +4,7 @@ Everything here runs in the core thread, so it must be quick and must refuse wha
 Sessions, audit and confirmation are not here (`commands.py`).
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -127,8 +128,12 @@ def check_viewport(view: Viewport) -> None:
         raise BadCommand(f"sort={view.sort!r} is no field of a request: {', '.join(RequestRow.__struct_fields__)}")
 
 
-def add_request(core: EngineCore, command: AddRequest) -> Outcome:
-    """Submit; raises what the engine's door raises."""
+def add_request(core: EngineCore, command: AddRequest, received: float) -> Outcome:
+    """Submit; raises what the engine's door raises.
+
+    `received` (`time.monotonic()`): when the command came. The wait for the step boundary belongs to the request's
+    time to its first token.
+    """
     core.add_request(
         command.request_id,
         command.prompt_token_ids,
@@ -136,6 +141,7 @@ def add_request(core: EngineCore, command: AddRequest) -> Outcome:
         command.priority,
         command.adapter,
         command.cache_salt,
+        arrived=core.clock() - (time.monotonic() - received),
     )
     return Outcome(did=f"queued {command.request_id}")
 

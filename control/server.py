@@ -327,8 +327,9 @@ class ControlServer:
         if self._is_shutting_down:
             raise ShuttingDown("the engine is shutting down and takes no new requests")
         check_priority(command.priority)
+        received = time.monotonic()
         self._engine.submit(
-            lambda core: add_request(core, command), partial(self._submitted, connection, envelope, command)
+            lambda core: add_request(core, command, received), partial(self._submitted, connection, envelope, command)
         )
 
     def _submitted(self, connection: Connection, envelope: Envelope, command: AddRequest, call: Call) -> None:

@@ -1,9 +1,15 @@
 """Requests over the socket: submitted, answered, aborted with their connection."""
 
+import time
+
 import pytest
 
 from schedtop.control.errors import CommandRefused
 from schedtop.control.messages import AbortRequests, Ack, Pause, RequestFilter, Resume
+from schedtop.control.operations import add_request
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.core import EngineCore
+from schedtop.engine.runner.fake import FakeRunner
 from schedtop.engine.snapshot import FinishReason
 
 
@@ -76,3 +82,10 @@ async def test_an_id_in_use_is_refused_and_its_owner_keeps_its_tokens(serve, mak
         await owner.request(Resume())
         got = await collect(owner, "same")
     assert len(got.tokens["same"]) == 200
+
+
+def test_a_request_waits_from_the_moment_it_was_received_not_from_the_step_boundary(make_request):
+    core = EngineCore(EngineConfig(), FakeRunner(), clock=lambda: 100.0)
+    add_request(core, make_request("r1"), received=time.monotonic() - 5)
+    (request,) = core.scheduler.waiting
+    assert request.arrived <= 95.0
