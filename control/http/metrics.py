@@ -104,7 +104,7 @@ TOTALS = (
     Total("vllm:num_preemptions", "Cumulative number of preemption from the engine.", lambda c: c.preemptions),
     Total("vllm:prompt_tokens", "Number of prefill tokens processed.", lambda c: c.prompt_tokens),
     Total("vllm:prompt_tokens_by_source", "Number of prompt tokens by source.",
-          lambda c: {("local_compute",): max(0, c.prompt_tokens - c.prefix_cache_hits),
+          lambda c: {("local_compute",): c.prompt_tokens - c.prefix_cache_hits,
                      ("local_cache_hit",): c.prefix_cache_hits - c.external_cache_hits,
                      ("external_kv_transfer",): c.external_cache_hits}, ("source",)),
     Total("vllm:prompt_tokens_cached", "Number of cached prompt tokens (local + external).",

@@ -72,6 +72,7 @@ async def test_a_connector_that_has_the_whole_prompt_leaves_a_token_to_compute(s
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == num_cached
     counters = (await second.snapshot()).counters
     assert (counters.external_cache_hits, counters.external_cache_queries) == (16, 32 + 1)
+    assert counters.prompt_tokens >= counters.prefix_cache_hits >= counters.external_cache_hits >= 0
     assert (await second.send("GET", "/control/v1/self-check"))[1]["data"]["faults"] == []
 
 
