@@ -63,6 +63,8 @@ class Commands:
     def __init__(self, call: CallEngine, audit: AuditLog, boot_id: str, step_now: Callable[[], int]) -> None:
         self.book = ChangeBook()
         self._leases = Leases(self._run_out)
+        self._paused_by = ""
+        """The lease whose pause is in force; "" for anybody else's."""
         self._call = call
         self._audit = audit
         self._boot_id = boot_id
@@ -117,8 +119,8 @@ class Commands:
         assert operation is not None, f"nobody carries out {type(command).__name__}"
         lease = self._leases.get(command.lease_id) if isinstance(command, Pause) and command.lease_id else None
         outcome, step = await self._call(operation)
-        if lease is not None and outcome.before == PauseState.RUNNING:
-            self._leases.put(lease, Resume(reason=_why_undone(lease)))
+        if isinstance(command, Pause | Resume):
+            self._note_pause(lease, outcome.before == PauseState.RUNNING)
         if is_audited:
             await self._log(command, actor, step, "done", outcome.did, before=outcome.before, after=outcome.after)
         return Ack(
@@ -135,8 +137,7 @@ class Commands:
             raise BadCommand(f"limit_s={command.limit_s} is outside its range 0 to {MAX_CONFIRM_S:g} seconds")
         lease = self._leases.get(command.lease_id) if command.lease_id else None
         outcome, step = await self._call(start_drain)
-        if lease is not None and outcome.before == PauseState.RUNNING:
-            self._leases.put(lease, Resume(reason=_why_undone(lease)))
+        self._note_pause(lease, outcome.before == PauseState.RUNNING)
         num_left, why = await self.wait_drained(outcome.data["left"], command.limit_s)
         did = f"not drained, {num_left} left: {why}" if num_left else f"drained: nothing is under way; {_STAYS}"
         await self._log(command, actor, step, "done", did, before=outcome.before, after={"left": num_left})
@@ -262,14 +263,25 @@ class Commands:
         await self._log(command, actor, self._step_now(), "done", did)
         return Ack(id=number, applied_at_step=self._step_now(), did=did)
 
+    def _note_pause(self, lease: Lease | None, was_running: bool) -> None:
+        """Who pauses, or resumes, last answers for the pause, so that no lease ends one that isn't its own."""
+        if lease is not None and was_running:
+            self._leases.put(lease, Resume(reason=_why_undone(lease)))
+            self._paused_by = lease.lease_id
+        elif lease is None or lease.lease_id != self._paused_by:
+            self._paused_by = ""
+
     async def _run_out(self, lease: Lease) -> None:
         """Take back what was done under a lease, newest first, and go on where somebody else has turned a knob since.
 
-        A change that was undone already (by its maker, or an operator) is none any more.
+        A change that was undone already (by its maker, or an operator) is none any more; a pause that somebody else has
+        renewed isn't the lease's to end.
         """
         while lease.undo:
             undo = lease.undo.pop()
             if isinstance(undo, UndoChange) and self.book.is_undone(undo.change_id):
+                continue
+            if isinstance(undo, Resume) and self._paused_by != lease.lease_id:
                 continue
             with contextlib.suppress(SchedtopError):  # it is in the audit log
                 await self.carry_out(0, undo, SERVER)

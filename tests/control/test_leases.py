@@ -98,6 +98,18 @@ async def test_an_engine_paused_by_a_silent_holder_goes_on(serve, command):
         assert (await engine.snapshot(client)).pause is PauseState.RUNNING
 
 
+async def test_a_pause_that_an_operator_made_his_own_outlives_the_lease(serve):
+    engine = serve()
+    async with engine.client() as client:
+        await client.request(HoldLease(lease_id="a", within_s=0.3))
+        await client.request(SetKnobs(changes={"watermark": 0.1}, lease_id="a"))
+        await client.request(Pause(mode="keep", lease_id="a"))
+        await client.request(Pause(mode="keep", reason="an operator"))
+        log = await until_row(client, undoes(1))
+        assert (await engine.snapshot(client)).pause is not PauseState.RUNNING
+    assert "Resume" not in [row["action"] for row in log]
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
