@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 
 def test_the_headless_demo_generates_preempts_and_leaves_nothing_behind(home: Home) -> None:
-    run = home.schedtop("demo", "--headless", "--seconds", "15", "--json")
+    run = home.schedtop("demo", "--headless", "--seconds", "30", "--json")
     assert run.returncode == 0, run.stdout + run.stderr
     summary = json.loads(run.stdout)
     assert summary["problems"] == [] and summary["faults"] == []

@@ -299,7 +299,8 @@ def action_rest(scene: Scene, width: int) -> Line:
         return ()
     words = "".join(text for text, _ in told)
     shown = plain(fit(told, width)).rstrip().removesuffix("…")
-    return (("  … ", "dim"), (words[len(shown) :].strip(), "bad"))
+    start = shown.rstrip().rfind(" ") + 1  # a word that was cut is read whole here
+    return (("  … ", "dim"), (words[start:], "bad"))
 
 
 def _countdown(scene: Scene) -> Line:
