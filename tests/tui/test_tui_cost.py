@@ -1,5 +1,6 @@
 """What a refresh costs: cells drawn, bytes for the terminal, modules loaded. Times are for the benchmarks."""
 
+import gc
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.segment import Segment
 from rich.style import Style
 from textual._compositor import ChopsUpdate
+from textual.strip import Strip
 
 from schedtop.tui.widgets.output import Pen, narrowed
 
@@ -129,3 +131,16 @@ def test_the_screen_loads_no_engine(module: str, forbidden: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {forbidden!r} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+async def test_a_closed_dialog_leaves_no_drawn_lines_behind(at, busy_link) -> None:
+    def num_strips() -> int:
+        gc.collect()
+        return sum(type(each) is Strip for each in gc.get_objects())
+
+    async with at(busy_link) as desk:
+        await desk.press("question_mark", "q")
+        before = num_strips()
+        for _ in range(5):
+            await desk.press("question_mark", "q")
+        assert num_strips() - before < desk.app.size.height, "one dialog's worth at most"

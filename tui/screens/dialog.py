@@ -87,6 +87,11 @@ class Dialog(ModalScreen[T]):
         """Draw once laid out."""
         self.call_after_refresh(self.repaint)
 
+    def on_unmount(self) -> None:
+        """Let go of what was drawn: Textual remembers closed widgets by their drawn lines (`StylesCache` in an LRU)."""
+        self.refresh()
+        self.panel.refresh()
+
     def on_resize(self) -> None:
         """Draw again in the new size."""
         self.repaint()
