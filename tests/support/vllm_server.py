@@ -12,7 +12,8 @@ from pathlib import Path
 START_LIMIT_S = 600.0
 SOURCES = Path(__file__).parents[2] / "src"
 SUPPORT = Path(__file__).parent
-SYNC, ASYNC = "schedtop.control.vllm.plugin.SchedtopScheduler", "vllm_async_variant.AsyncVariant"
+PLAIN = "schedtop.control.vllm.plugin.SchedtopScheduler"
+SYNC, ASYNC = "vllm_variants.SyncVariant", "vllm_variants.AsyncVariant"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def wait_for_start(process: "subprocess.Popen[bytes]", log: Path) -> None:
 
 
 @contextmanager
-def serving(folder: Path, runtime: Path, port: int, scheduler: str | None = SYNC, *options: str) -> Iterator[Served]:
+def serving(folder: Path, runtime: Path, port: int, scheduler: str | None = PLAIN, *options: str) -> Iterator[Served]:
     """A `vllm serve` of the tiny model until the end of the block; `scheduler=None`: vLLM's own, without the plugin."""
     log = runtime / f"vllm-{time.monotonic_ns()}.log"
     command = [

@@ -29,7 +29,7 @@ from schedtop.engine.snapshot import Snapshot, Viewport
 PORT = 8473
 ALL = Viewport(running_rows=100, waiting_rows=200)
 EVERYTHING = RequestFilter(id_prefix="cmpl-")
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -56,11 +56,22 @@ class Load:
         self.tasks: list[asyncio.Task[dict[str, Any]]] = []
 
     def add(self, prompt: str, max_tokens: int, priority: int = 0) -> asyncio.Task[dict[str, Any]]:
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0,
-                "priority": priority}  # fmt: skip
+        body = {**self._body(prompt, max_tokens), "priority": priority}
         task = asyncio.create_task(self._post(body))
         self.tasks.append(task)
         return task
+
+    def _body(self, prompt: str, max_tokens: int) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+
+    def keep_on(self, prompt: str, max_tokens: int) -> None:
+        """The same request again and again until the test is over."""
+
+        async def again() -> dict[str, Any]:
+            while True:
+                await self._post(self._body(prompt, max_tokens))
+
+        self.tasks.append(asyncio.create_task(again()))
 
     async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
         async with self._session.post(self._url, json=body) as response:

@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from processes import Home
 from terminal import Terminal
-from vllm_server import SYNC, Served, serving
+from vllm_server import PLAIN, Served, serving
 
 from schedtop.control.client import Client
 from schedtop.control.messages import GetSnapshot, SetKnobs, SnapshotReply
@@ -19,7 +19,7 @@ NUM_REQUESTS = 12
 @pytest.fixture(scope="module")
 def two(vllm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     options = ("--data-parallel-size", "2", "--api-server-count", "1")
-    with serving(vllm_folder, tmp_path_factory.mktemp("d"), PORT, SYNC, *options) as served:
+    with serving(vllm_folder, tmp_path_factory.mktemp("d"), PORT, PLAIN, *options) as served:
         yield served
 
 
@@ -52,6 +52,8 @@ def test_the_screen_shows_both(two: Served, tmp_path: Path) -> None:
     with Terminal(home, columns=160, lines=45) as terminal:
         terminal.wait_for_text("vllm-dp0")
         terminal.wait_for_text("vllm-dp1")
+        terminal.press("q")  # back from the fleet to the first engine
+        terminal.wait_for_text("vllm-dp0 tiny")
         terminal.press("q")
         assert terminal.wait_for_exit() == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_server import SYNC, Served, end, kill, serving
+from vllm_server import PLAIN, Served, end, kill, serving
 
 from schedtop.control.client import Client, CommandRefused, Disconnected
 from schedtop.control.framing import add_header, encode
@@ -148,7 +148,7 @@ async def test_a_killed_vllm_leaves_a_socket_that_the_next_one_takes_over(
     vllm_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     runtime = tmp_path_factory.mktemp("k")
-    with serving(vllm_folder, runtime, OTHER_PORT, SYNC) as first:
+    with serving(vllm_folder, runtime, OTHER_PORT, PLAIN) as first:
         client = await Client.connect(first.socket, name="test")
         boot_id = client.welcome.info.boot_id
         kill(first.process)
@@ -157,7 +157,7 @@ async def test_a_killed_vllm_leaves_a_socket_that_the_next_one_takes_over(
             await client.request(GetSnapshot())
         await client.close()
     assert os.path.exists(first.socket)  # noqa: ASYNC240, PTH110  (a look, nothing that blocks)
-    with serving(vllm_folder, runtime, OTHER_PORT, SYNC) as second:
+    with serving(vllm_folder, runtime, OTHER_PORT, PLAIN) as second:
         async with await Client.connect(second.socket, name="test") as client:
             assert client.welcome.info.boot_id != boot_id
             audit = await client.request(GetAudit(limit=1))

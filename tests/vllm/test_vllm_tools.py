@@ -53,7 +53,7 @@ async def test_a_knob_is_turned_from_the_shell(served: Served, operator: Any) ->
 
 
 async def test_the_gateway_steers_measures_and_says_where_requests_go(served: Served, operator: Any, load: Any) -> None:
-    task = load.add("through vLLM itself", 3900)
+    load.keep_on("through vLLM itself", 3900)
     await operator.settle(lambda snapshot: snapshot.num_running == 1 and snapshot.counters.generated_tokens > 0)
     await operator.request(Pause(mode="keep"))
     async with gateway(served) as url, aiohttp.ClientSession() as session:
@@ -75,12 +75,11 @@ async def test_the_gateway_steers_measures_and_says_where_requests_go(served: Se
         assert "max_num_batched_tokens" in output
     assert (await operator.look()).knobs.max_num_batched_tokens == 128
     await operator.request(Resume())
-    assert (await task)["usage"]["completion_tokens"] == 3900
 
 
 async def test_a_forecast_is_made_from_the_live_state(served: Served, operator: Any, load: Any) -> None:
     for prompt in BUSY:
-        load.add(prompt, 3900)
+        load.keep_on(prompt, 1000)
     await operator.settle(lambda snapshot: snapshot.step > 300 and snapshot.num_running == len(BUSY))
     output = json.loads(await run(served, "forecast", "--set", "max_num_seqs=2", "--horizon", "5s", "--json"))
     assert output["changes"] == {"max_num_seqs": [32, 2]}

@@ -52,8 +52,9 @@ async def test_the_budget_takes_hold_at_the_acknowledged_step(operator: Any, loa
 
 
 async def test_the_threshold_caps_one_request_beside_others(operator: Any, load: Any) -> None:
-    load.add("a", 4000)  # vLLM's threshold doesn't hold for a request that is alone
-    await operator.settle(lambda snapshot: snapshot.num_running == 1)
+    for prompt, length in (("a", 1000), ("b", 700), ("c", 1300)):
+        load.keep_on(prompt, length)  # vLLM's threshold doesn't hold for a request that is alone
+    await operator.settle(lambda snapshot: snapshot.num_running == 3)
     ack = await set_knobs(operator, long_prefill_token_threshold=48)
     await load.add("never seen before " * 60, 2)
     assert max(r.largest_prefill_chunk for r in await steps_after(operator, ack.applied_at_step - 1)) == 48
@@ -170,15 +171,16 @@ async def test_priority_decides_who_is_admitted_next(operator: Any, load: Any) -
     await asyncio.gather(*tasks)
 
 
-async def test_why_each_request_waits_adds_up(operator: Any, load: Any) -> None:
+async def test_why_each_request_waits_adds_up_and_preemptions_name_both_sides(operator: Any, load: Any) -> None:
     for i in range(40):
-        load.add("y" * 300 + str(i), 900)
+        load.keep_on("y" * 300 + str(i), 900)
     snapshot = await operator.settle(lambda snapshot: snapshot.num_waiting > 5)
     assert sum(snapshot.waiting_by_reason.values()) == snapshot.num_waiting
-    preempted = await operator.settle(lambda snapshot: bool(snapshot.recent_preemptions))
-    record = preempted.recent_preemptions[-1]
-    assert record.victim != record.beneficiary
-    assert record.num_lost_tokens > 0
+    preempted = await operator.settle(
+        lambda snapshot: any(record.beneficiary not in (None, record.victim) for record in snapshot.recent_preemptions)
+    )  # vLLM's newest request may be its own victim
+    assert all(record.num_lost_tokens >= 0 for record in preempted.recent_preemptions)
+    assert any(record.num_lost_tokens for record in preempted.recent_preemptions)
 
 
 async def test_requests_are_vllms_own_business_to_submit(operator: Any) -> None:
