@@ -13,7 +13,7 @@ from textual.app import App
 from textual.screen import Screen
 from textual.theme import BUILTIN_THEMES, Theme
 
-from schedtop.control.messages import Ack, DumpSteps, EventBatch, GetAudit, Subscribe
+from schedtop.control.messages import Ack, DumpSteps, EventBatch, GetAudit, SnapshotUpdate, Subscribe
 from schedtop.engine.snapshot import EventKind, StepRecord, Viewport
 from schedtop.tui import ending
 from schedtop.tui.alerts import folded
@@ -44,6 +44,8 @@ from schedtop.tui.widgets.output import narrowed
 from schedtop.tui.widgets.panel import StyleOf
 
 INTERVAL_S = 0.25
+IDLE_PAINT_S = 1.0
+"""Between paints while the engine does nothing: only clocks and the windows of old numbers move."""
 HISTORY_STEPS = 3000
 AUDIT_ROWS = 200
 """Rows in the audit dialog."""
@@ -96,6 +98,7 @@ class SchedtopApp(App[None]):
         self._sent: dict[str, Viewport] = {}
         self._style_functions: dict[tuple[str, bool], StyleOf] = {}
         self._is_paint_due = False
+        self._painted_at = -IDLE_PAINT_S
         notes = "; ".join(self.options.notes)
         note = Action("settings", Outcome.REFUSED, notes) if notes else None
         self._main = self._new_main(note)
@@ -149,7 +152,8 @@ class SchedtopApp(App[None]):
 
     def receive(self, event: LinkEvent) -> None:
         """Take news from a link."""
-        self.views[event.target] = folded(self.views[event.target], event, self.clock())
+        before = self.views[event.target]
+        self.views[event.target] = folded(before, event, self.clock())
         if isinstance(event, LinkUp):
             self._sent.pop(event.target, None)
             if event.welcome.read_only and event.target == self.current:
@@ -161,7 +165,9 @@ class SchedtopApp(App[None]):
             self.start(self._fetch_audit(event.target, is_news=False))
         elif isinstance(event, Received) and isinstance(event.message, EventBatch) and _is_audited(event.message):
             self.start(self._fetch_audit(event.target, is_news=True))
-        self.paint_soon()
+        is_quiet = _is_idle(event, before) and before.phase is Phase.LIVE and not before.is_stale(self.clock())
+        if not is_quiet or self.clock() - self._painted_at >= IDLE_PAINT_S:
+            self.paint_soon()
 
     def paint_soon(self) -> None:
         """Paint once, however much news comes in before."""
@@ -172,6 +178,7 @@ class SchedtopApp(App[None]):
     def paint(self) -> None:
         """Draw what is known now."""
         self._is_paint_due = False
+        self._painted_at = self.clock()
         self._main.repaint()
         if isinstance(self.screen, DetailDialog | FleetDialog):
             self.screen.repaint()
@@ -363,6 +370,15 @@ class SchedtopApp(App[None]):
         except OSError as fault:
             return f"not saved: {fault}"
         return f"saved {path}"
+
+
+def _is_idle(event: LinkEvent, before: EngineView) -> bool:
+    """Whether a snapshot says nothing but that time has passed since the one before."""
+    if not isinstance(event, Received) or not isinstance(event.message, SnapshotUpdate) or before.snapshot is None:
+        return False
+    then, now = before.snapshot, event.message.snapshot
+    is_idle = not (now.num_running or now.num_waiting or event.message.steps or event.message.peaks)
+    return is_idle and msgspec.structs.replace(now, mono=then.mono, wall=then.wall) == then
 
 
 def _is_audited(batch: EventBatch) -> bool:
