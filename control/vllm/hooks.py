@@ -38,7 +38,7 @@ logger = logging.getLogger("vllm.schedtop")
 NUM_RECORDS = 4096
 GOODBYE_S = 3.0
 """How long vLLM's shutdown waits for the control server to say goodbye."""
-POLL_S = 0.01
+POLL_S = 0.02
 """Between the control thread's looks at what steps left. It needs the GIL for each, and no tokens wait for it here."""
 
 P = ParamSpec("P")
