@@ -22,8 +22,8 @@ from schedtop.engine.knobs import VLLM, change_knobs, initial_knobs, knob_table
 from schedtop.engine.snapshot import EventKind, Preemption
 
 CONTROL = Path(schedtop.control.__file__).parent
-NOT_OF_A_VLLM = {"add_request", "shutdown"}
-"""Of what control calls on a core: requests come through vLLM's front end, and vLLM ends itself."""
+NOT_OF_A_VLLM = {"add_request", "clock", "shutdown"}
+"""Of what control calls on a core: requests (and their times) come through vLLM's front end, and vLLM ends itself."""
 CONTROL_FILES = ("operations.py", "commands.py", "changes.py", "server.py", "watchers.py", "connection.py")
 
 
