@@ -37,7 +37,6 @@ from schedtop.control.playbook.target import INTERVAL_S, NO_ROWS, Target
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.scenario import Scenario
-from schedtop.engine.sim.simulate import Simulation
 from schedtop.engine.sim.step_model import StepModelFit
 from schedtop.engine.sim.summary import Summary, summarise
 from schedtop.engine.snapshot import Snapshot, StepRecord, Viewport
@@ -57,14 +56,7 @@ class SimulatedEngine:
         self, scenario: Scenario, audit: AuditLog, seed: int | None = None, begins_at: float = MIDNIGHT
     ) -> None:
         self.scenario = scenario
-        self.simulation = Simulation(
-            scenario.config(),
-            scenario.start_knobs(),
-            scenario.step_time.model(),
-            scenario.arrivals(seed),
-            scenario.knob_changes(),
-            watch=lambda _, record: self._watch(record),
-        )
+        self.simulation = scenario.simulation(seed=seed, watch=lambda _, record: self._watch(record))
         self.core = self.simulation.core
         self.summary: Summary | None = None
         """What clients saw up to the scenario's end; None before it."""

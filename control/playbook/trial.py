@@ -19,7 +19,6 @@ from schedtop.control.playbook.simulated import MIDNIGHT, simulated
 from schedtop.control.playbook.target import Target
 from schedtop.control.recorder import Recording
 from schedtop.engine.sim.scenario import Scenario
-from schedtop.engine.sim.simulate import Simulation
 from schedtop.engine.sim.summary import Summary, summarise
 
 
@@ -72,10 +71,7 @@ async def try_on_scenario(
 
 def without_playbook(scenario: Scenario, seed: int | None = None) -> Summary:
     """The same draw of the scenario with nobody at the knobs."""
-    simulation = Simulation(
-        scenario.config(), scenario.start_knobs(), scenario.step_time.model(), scenario.arrivals(seed),
-        scenario.knob_changes(),
-    )  # fmt: skip
+    simulation = scenario.simulation(seed=seed)
     try:
         return summarise(simulation.run(scenario.horizon_s))
     finally:

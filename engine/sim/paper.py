@@ -11,7 +11,7 @@ import msgspec
 
 from schedtop.engine.knobs import Knobs, KnobValue
 from schedtop.engine.sim.scenario import load_scenario
-from schedtop.engine.sim.simulate import Outcome, Simulation, SimulationResult
+from schedtop.engine.sim.simulate import Outcome, SimulationResult
 from schedtop.engine.sim.summary import percentile, pooled_gaps
 
 KnobChanges = Mapping[str, KnobValue]
@@ -75,9 +75,8 @@ def run_b(changes: KnobChanges) -> RowB:
 
 
 def _run(name: str, changes: KnobChanges) -> tuple[Knobs, SimulationResult]:
-    scenario = load_scenario(name)
-    knobs = scenario.start_knobs(dict(changes))
-    return knobs, Simulation(scenario.config(), knobs, scenario.step_time.model(), scenario.arrivals()).run()
+    simulation = load_scenario(name).simulation(dict(changes))
+    return simulation.core.scheduler.knobs, simulation.run()
 
 
 def _of(result: SimulationResult, load: str) -> list[Outcome]:

@@ -17,6 +17,7 @@ from schedtop.control.playbook.simulated import MIDNIGHT, simulated
 from schedtop.control.playbook.trial import try_on_recording, try_on_scenario
 from schedtop.control.recorder import Recorded, Recording, RecordingWriter
 from schedtop.engine.sim.scenario import Scenario, parse_scenario
+from schedtop.engine.sim.summary import summarise
 
 LOAD = b"""
 name = "steady"
@@ -73,6 +74,14 @@ async def test_a_budget_that_is_computed_keeps_steps_as_short_as_asked(scenario:
     )  # fmt: skip
     trial = await try_on_scenario(book, scenario, seed=6, after_s=12)
     assert trial.reports[0].result is Result.PASS, trial.reports[0]
+
+
+async def test_a_scenario_of_whole_batches_is_played_in_whole_batches() -> None:
+    batched = parse_scenario(LOAD.replace(b"horizon_s = 40", b'horizon_s = 40\nbatching = "request"'), "batched")
+    book = parse_playbook("name: t\nsteps:\n  - wait: 1s\n", "t")
+    trial = await try_on_scenario(book, batched, seed=3)
+    expected = summarise(batched.simulation(seed=3).run(batched.horizon_s))
+    assert trial.with_playbook == trial.without == expected
 
 
 async def test_a_formula_without_data_is_no_data_and_changes_nothing(scenario: Scenario) -> None:
