@@ -1,12 +1,11 @@
 """The forecast beside a staged value: asked at the side, shown with its range, dropped when the value changes."""
 
 import asyncio
-import os
-import sys
 
 import pytest
 
-from schedtop.tui.foresight import Forecast, NoForecast, Outlook, Range, ask, command
+from schedtop.control.asked_forecast import NoForecast
+from schedtop.engine.sim.outlook import Forecast, Outlook, Range
 from schedtop.tui.views.knobs import prospect_lines
 
 
@@ -31,16 +30,25 @@ class Oracle:
 
 def outlook(itl_ms: float, spread_ms: float = 0.0, preemptions: float = 0.0) -> Outlook:
     mid = itl_ms / 1e3
+    none = Range(0.0, 0.0, 0.0)
     return Outlook(
+        ttft_p50_s=None,
         ttft_p95_s=None,
+        itl_p50_s=None,
         itl_p99_s=Range(mid, mid - spread_ms / 1e3, mid + spread_ms / 1e3),
+        output_tokens_per_s=none,
         preemptions=Range(preemptions, preemptions, preemptions),
+        lost_tokens=none,
+        finished=none,
+        queue_drained_s=None,
     )
 
 
-FORESEEN = Forecast(
-    horizon_s=30, num_draws=8, now=outlook(41.0, preemptions=9), then=outlook(23.0, 2.0), warnings=["3 left out"]
-)
+def foreseen(now: Outlook, then: Outlook, *warnings: str) -> Forecast:
+    return Forecast(horizon_s=30, now=now, then=then, changes={}, num_draws=8, cpu_s=1.0, warnings=list(warnings))
+
+
+FORESEEN = foreseen(outlook(41.0, preemptions=9), outlook(23.0, 2.0), "3 left out")
 
 
 @pytest.fixture
@@ -126,41 +134,10 @@ async def test_a_value_that_would_be_refused_is_not_looked_ahead_with(desk, orac
         assert oracle.asked == [{"max_num_seqs": 15}]
 
 
-async def test_the_forecasting_process_is_killed_when_nobody_wants_its_answer(tmp_path) -> None:
-    alive = tmp_path / "alive"
-    os.mkfifo(alive)
-    code = f"import os,time; open({str(alive)!r},'w').write(str(os.getpid())); time.sleep(600)"
-    asking = asyncio.create_task(ask([sys.executable, "-c", code], limit_s=60))
-    pid = int(await asyncio.to_thread(alive.read_text))
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-@pytest.mark.parametrize(
-    ("code", "limit_s", "said"),
-    [
-        ("import time; time.sleep(600)", 0.05, "longer than 0.05 s"),
-        ("import sys; sys.exit('schedtop: error: no engine answers')", 60, "^no engine answers$"),
-        ("print('{')", 60, "can't be read"),
-    ],
-)
-async def test_a_process_that_brings_no_forecast_says_why(code: str, limit_s: float, said: str) -> None:
-    with pytest.raises(NoForecast, match=said):
-        await ask([sys.executable, "-c", code], limit_s)
-
-
-def test_values_are_written_as_the_command_line_reads_them() -> None:
-    words = command("/run/a.sock", {"prefix_caching": False, "max_num_seqs": 3})
-    assert words[-4:] == ["--set", "prefix_caching=false", "--set", "max_num_seqs=3"]
-
-
 def test_a_measure_inside_the_present_range_is_not_called_better_or_worse() -> None:
     from schedtop.tui.foresight import Prospect
 
-    same = Forecast(horizon_s=30, now=outlook(40.0, 5.0), then=outlook(42.0, 5.0))
+    same = foreseen(outlook(40.0, 5.0), outlook(42.0, 5.0))
     roles = {role for line in prospect_lines(Prospect(changes={}, forecast=same), 60) for _, role in line}
     assert not roles & {"good", "warn"}
 
@@ -169,8 +146,7 @@ def test_notes_are_read_whole_where_there_is_room_and_never_hang_over() -> None:
     from schedtop.tui.foresight import Prospect
 
     warning = "extrapolates: 4096 prefill tokens in a step, 512 seen at most"
-    foreseen = Forecast(horizon_s=30, now=outlook(40.0), then=outlook(42.0), warnings=[warning])
-    prospect = Prospect(changes={}, forecast=foreseen)
+    prospect = Prospect(changes={}, forecast=foreseen(outlook(40.0), outlook(42.0), warning))
     roomy = [text for line in prospect_lines(prospect, 48, num_notes=3)[3:] for text, _ in line]
     assert warning in " ".join(text.strip() for text in roomy)
     tight = prospect_lines(prospect, 48)

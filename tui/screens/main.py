@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+from schedtop.control.asked_forecast import NoForecast
 from schedtop.engine.errors import KnobRefused
 from schedtop.engine.knobs import KnobValue
 from schedtop.engine.snapshot import PauseState, RequestStatus
 from schedtop.tui import staging
 from schedtop.tui.advisor import find
-from schedtop.tui.foresight import NoForecast, Prospect
+from schedtop.tui.foresight import Prospect
 from schedtop.tui.hands import Operator, named
 from schedtop.tui.screens.watching import WatchScreen
 from schedtop.tui.state import Action, Outcome, Ui

@@ -6,10 +6,11 @@ A staged value is drawn as a wish beside the live one; only what the engine publ
 from dataclasses import dataclass
 
 from schedtop.engine.knobs import KnobSpec, KnobValue
+from schedtop.engine.sim.outlook import Outlook, Range
 from schedtop.engine.snapshot import EventKind
 from schedtop.tui import staging
 from schedtop.tui.cells import Line, Span, clean, cut, fit, wrap
-from schedtop.tui.foresight import Outlook, Prospect, Range
+from schedtop.tui.foresight import Prospect
 from schedtop.tui.format import UNKNOWN, age, count, duration, value_text
 from schedtop.tui.staging import problem, range_text
 from schedtop.tui.state import Scene
