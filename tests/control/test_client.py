@@ -8,6 +8,7 @@ import pytest
 from schedtop.control import client as clients
 from schedtop.control.client import Client, CommandRefused, Disconnected, NoReply
 from schedtop.control.framing import decode_from_client, encode, encode_frame
+from schedtop.control.measures import Peaks
 from schedtop.control.messages import (
     Ack,
     EngineInfo,
@@ -18,7 +19,6 @@ from schedtop.control.messages import (
     Goodbye,
     Hello,
     NoteRefusal,
-    Peaks,
     Resume,
     SnapshotUpdate,
     TokenBatch,

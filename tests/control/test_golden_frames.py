@@ -14,6 +14,7 @@ import pytest
 
 from schedtop.control.errors import BadFrame
 from schedtop.control.framing import decode_from_client, decode_from_server, encode
+from schedtop.control.measures import Latency, Percentiles
 from schedtop.control.messages import (
     PROTOCOL_VERSION,
     AbortRequests,
@@ -40,11 +41,9 @@ from schedtop.control.messages import (
     HoldLease,
     HoldRequests,
     KnobsAck,
-    Latency,
     NoteRefusal,
     Pause,
     PendingChange,
-    Percentiles,
     PreemptRequests,
     ReleaseRequests,
     RequestFilter,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from desk import Desk
 
+from schedtop.control.measures import Latency, Percentiles
 from schedtop.control.messages import (
     AbortRequests,
     Ack,
@@ -21,10 +22,8 @@ from schedtop.control.messages import (
     Goodbye,
     HoldRequests,
     KnobsAck,
-    Latency,
     Pause,
     PendingChange,
-    Percentiles,
     PreemptRequests,
     ReleaseRequests,
     Reply,

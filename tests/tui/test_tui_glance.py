@@ -101,7 +101,8 @@ async def test_a_latency_that_the_engine_does_not_export_says_so_and_is_no_zero(
 
 async def test_a_burst_between_two_looks_is_shown_as_a_peak(at, new_link, send) -> None:
     """A50: thirty requests that come and go between two snapshots."""
-    from schedtop.control.messages import Peaks, SnapshotUpdate
+    from schedtop.control.measures import Peaks
+    from schedtop.control.messages import SnapshotUpdate
     from schedtop.engine.snapshot import Viewport
     from schedtop.tui.state import Received
 

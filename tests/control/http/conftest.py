@@ -39,6 +39,9 @@ SPECS = tuple(
 )
 
 
+SLOW_STEP_S = 0.1
+
+
 def letters(token_ids: list[int]) -> int:
     """abcabc...: the next letter follows from the length of the context."""
     return ord("a") + len(token_ids) % 26
@@ -60,10 +63,10 @@ class PacedRunner(FakeRunner):
 
     def __init__(self, block_size: int, next_token: NextToken, step_s: float) -> None:
         super().__init__(block_size, next_token)
-        self._step_s = step_s
+        self.step_s = step_s
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        time.sleep(self._step_s)
+        time.sleep(self.step_s)
         return super().execute_model(scheduler_output)
 
 
@@ -135,6 +138,13 @@ class World:
         reply: Any = await self.client.request(GetSnapshot())
         snapshot: Snapshot = reply.update.snapshot
         return snapshot
+
+    @contextlib.contextmanager
+    def slow_motion(self) -> Iterator[None]:
+        """While a test arranges what must be true at once: requests don't end before the last of them has begun."""
+        usual, self.runner.step_s = self.runner.step_s, SLOW_STEP_S
+        yield
+        self.runner.step_s = usual
 
     async def until(self, holds: Callable[[Snapshot], bool]) -> Snapshot:
         """Ask until the engine is as expected; the test's time limit ends a wait for nothing."""

@@ -19,11 +19,12 @@ STEP_S = 0.003
 
 async def live(world, count: int = 2, **fields) -> list[asyncio.Task]:
     """So many requests that go on for a while, with ids cmpl-r0, cmpl-r1, ..."""
-    tasks = [
-        asyncio.create_task(world.complete("x" * 8, max_tokens=200, request_id=f"r{index}", **fields))
-        for index in range(count)
-    ]
-    await world.until(lambda s: s.num_running + s.num_waiting == count)
+    with world.slow_motion():
+        tasks = [
+            asyncio.create_task(world.complete("x" * 8, max_tokens=200, request_id=f"r{index}", **fields))
+            for index in range(count)
+        ]
+        await world.until(lambda s: s.num_running + s.num_waiting == count)
     return tasks
 
 
@@ -49,11 +50,12 @@ async def test_a_sequence_limit_that_makes_no_sense_is_refused_and_the_old_one_k
 
 async def test_a_lower_sequence_limit_cuts_nobody_and_admits_nobody_until_there_is_room(start_world) -> None:
     world = await start_world(step_s=STEP_S, max_num_seqs=8)
-    tasks = await live(world, 13)
-    await world.until(lambda s: (s.num_running, s.num_waiting) == (8, 5))
-    await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_seqs": 2}})
-    snapshot = await world.snapshot()
-    assert (snapshot.num_running, snapshot.counters.preemptions) == (8, 0)
+    with world.slow_motion():
+        tasks = await live(world, 13)
+        await world.until(lambda s: (s.num_running, s.num_waiting) == (8, 5))
+        await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_seqs": 2}})
+        snapshot = await world.snapshot()
+        assert (snapshot.num_running, snapshot.counters.preemptions) == (8, 0)
     await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_seqs": 8}})
     assert {status for status, _ in await asyncio.gather(*tasks)} == {200}
 
@@ -93,10 +95,11 @@ async def test_a_misspelt_field_of_a_command_is_refused(world) -> None:
 
 async def test_requests_are_listed_held_released_preempted_moved_and_ended(start_world) -> None:
     world = await start_world(step_s=STEP_S, knobs={"policy": "priority"})
-    tasks = await live(world)
     one = {"select": {"ids": ["cmpl-r0"]}}
-    _, held = await world.send("POST", "/control/v1/requests/hold", one)
-    assert held["touched"]["changed"] == ["cmpl-r0"]
+    with world.slow_motion():
+        tasks = await live(world)
+        _, held = await world.send("POST", "/control/v1/requests/hold", one)
+        assert held["touched"]["changed"] == ["cmpl-r0"]
     _, listed = await world.send("GET", "/control/v1/requests?running_rows=5&waiting_rows=5&detail=cmpl-r0")
     assert [row["request_id"] for row in listed["waiting"]] == ["cmpl-r0"]
     assert listed["detail"]["row"]["wait_reason"] == "held by operator"
@@ -129,10 +132,11 @@ async def test_what_arrives_during_a_pause_waits_and_says_why(start_world) -> No
 
 async def test_a_drain_answers_when_nothing_is_left(start_world) -> None:
     world = await start_world(step_s=STEP_S)
-    tasks = await live(world)
-    await world.until(lambda s: s.num_running == 2)
-    _, ack = await world.send("POST", "/control/v1/drain", {"limit_s": 0})
-    assert (ack["data"]["drained"], ack["data"]["left"]) == (False, 2)
+    with world.slow_motion():
+        tasks = await live(world)
+        await world.until(lambda s: s.num_running == 2)
+        _, ack = await world.send("POST", "/control/v1/drain", {"limit_s": 0})
+        assert (ack["data"]["drained"], ack["data"]["left"]) == (False, 2)
     _, ack = await world.send("POST", "/control/v1/drain", {})
     assert ack["data"] == {"drained": True, "left": 0}
     assert {status for status, _ in await asyncio.gather(*tasks)} == {200}

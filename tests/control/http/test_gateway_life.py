@@ -111,12 +111,13 @@ async def make_snapshot(world):
 
 async def test_leaving_means_not_ready_first_then_the_live_ones_end_whole(start_world) -> None:
     world = await start_world(step_s=STEP_S)
-    tasks = [asyncio.create_task(world.complete("x", max_tokens=60)) for _ in range(3)]
-    await world.until(lambda s: s.num_running == 3)
-    shutdown = asyncio.create_task(world.gateway.shutdown())
-    await asyncio.sleep(0)
-    assert (await world.send("GET", "/ready"))[1]["reason"] == "shutting down"
-    status, body = await world.complete("late")
+    with world.slow_motion():
+        tasks = [asyncio.create_task(world.complete("x", max_tokens=60)) for _ in range(3)]
+        await world.until(lambda s: s.num_running == 3)
+        shutdown = asyncio.create_task(world.gateway.shutdown())
+        await asyncio.sleep(0)
+        assert (await world.send("GET", "/ready"))[1]["reason"] == "shutting down"
+        status, body = await world.complete("late")
     assert (status, body["error"]["code"]) == (503, "shutting_down")
     answers = await asyncio.gather(*tasks)
     assert [body["usage"]["completion_tokens"] for _, body in answers] == [60, 60, 60]
@@ -146,15 +147,16 @@ async def test_a_second_signal_waits_for_nobody(start_world) -> None:
 
 async def test_a_full_queue_answers_429_with_the_time_to_wait_and_lowering_it_drops_nobody(start_world) -> None:
     world = await start_world(step_s=STEP_S, max_num_seqs=1, knobs={"max_num_queued_reqs": 3})
-    tasks = [asyncio.create_task(world.complete("x", max_tokens=40))]
-    await world.until(lambda s: s.num_running == 1)
-    tasks += [asyncio.create_task(world.complete("x", max_tokens=40)) for _ in range(9)]
-    await world.until(lambda s: s.counters.added + s.counters.refused == 10)
-    await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_queued_reqs": 1}})
-    async with world.post("/v1/completions", {"prompt": "x", "n": 3}) as response:
-        body = await response.json()
-        assert (response.status, body["error"]["type"]) == (429, "rate_limit_error")
-        assert int(response.headers["Retry-After"]) >= 1
+    with world.slow_motion():
+        tasks = [asyncio.create_task(world.complete("x", max_tokens=40))]
+        await world.until(lambda s: s.num_running == 1)
+        tasks += [asyncio.create_task(world.complete("x", max_tokens=40)) for _ in range(9)]
+        await world.until(lambda s: s.counters.added + s.counters.refused == 10)
+        await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_queued_reqs": 1}})
+        async with world.post("/v1/completions", {"prompt": "x", "n": 3}) as response:
+            body = await response.json()
+            assert (response.status, body["error"]["type"]) == (429, "rate_limit_error")
+            assert int(response.headers["Retry-After"]) >= 1
     statuses = [status for status, _ in await asyncio.gather(*tasks)]
     assert sorted(statuses) == [200] * 4 + [429] * 6
     assert (await world.snapshot()).num_waiting == 0
@@ -162,9 +164,10 @@ async def test_a_full_queue_answers_429_with_the_time_to_wait_and_lowering_it_dr
 
 async def test_of_several_answers_all_are_taken_or_none(start_world) -> None:
     world = await start_world(step_s=STEP_S, max_num_seqs=1, knobs={"max_num_queued_reqs": 2})
-    first = asyncio.create_task(world.complete("x", max_tokens=100))
-    await world.until(lambda s: s.num_running == 1)
-    assert (await world.complete("y", n=3))[0] == 429
+    with world.slow_motion():
+        first = asyncio.create_task(world.complete("x", max_tokens=100))
+        await world.until(lambda s: s.num_running == 1)
+        assert (await world.complete("y", n=3))[0] == 429
     snapshot = await world.until(lambda s: s.num_waiting == 0)
     assert snapshot.counters.finished == {"abort": 2}
     assert (await first)[0] == 200
@@ -213,12 +216,13 @@ async def test_a_gateway_that_starts_later_shows_the_same_totals(start_world) ->
 async def test_five_streams_at_shutdown_end_whole_but_the_one_that_needs_too_long(start_world) -> None:
     """The engine shuts down: readiness goes first, four end whole, the fifth is told."""
     world = await start_world(step_s=STEP_S, max_model_len=4096)
-    short = [asyncio.create_task(world.complete("x", max_tokens=20)) for _ in range(4)]
-    long = await world.post("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 4000})
-    await world.until(lambda s: s.num_running == 5)
-    told = asyncio.Event()
-    world.gateway.link.on_update.append(lambda update: told.set() if update.shutting_down else None)
-    world.served.server.begin_stop(1.0)
+    with world.slow_motion():
+        short = [asyncio.create_task(world.complete("x", max_tokens=20)) for _ in range(4)]
+        long = await world.post("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 4000})
+        await world.until(lambda s: s.num_running == 5)
+        told = asyncio.Event()
+        world.gateway.link.on_update.append(lambda update: told.set() if update.shutting_down else None)
+        world.served.server.begin_stop(2.0)
     await told.wait()
     status, body = await world.send("GET", "/ready", token=None)
     assert (status, body["reason"]) == (503, "the engine is shutting down")

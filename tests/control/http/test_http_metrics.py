@@ -140,9 +140,10 @@ async def test_cache_config_has_the_sizes_that_dashboards_read(world) -> None:
 
 async def test_ten_at_once_with_room_for_one_are_one_running_and_nine_waiting(start_world) -> None:
     world = await start_world(step_s=0.003, max_num_seqs=1)
-    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(10)]
-    await world.until(lambda s: s.num_running == 1 and s.num_waiting == 9)
-    metrics = await world.metrics()
+    with world.slow_motion():
+        tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(10)]
+        await world.until(lambda s: s.num_running == 1 and s.num_waiting == 9)
+        metrics = await world.metrics()
     assert metrics[f"vllm:num_requests_running{LABELS}"] == 1
     assert metrics[f"vllm:num_requests_waiting{LABELS}"] == 9
     reasons = [value for name, value in metrics.items() if name.startswith("vllm:num_requests_waiting_by_reason")]
@@ -152,9 +153,10 @@ async def test_ten_at_once_with_room_for_one_are_one_running_and_nine_waiting(st
 
 async def test_everything_aborted_at_once_shows_as_nothing_without_any_traffic(start_world) -> None:
     world = await start_world(step_s=0.003)
-    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(50)]
-    await world.until(lambda s: s.num_running + s.num_waiting == 50)
-    await leave(tasks)
+    with world.slow_motion():
+        tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=200)) for _ in range(50)]
+        await world.until(lambda s: s.num_running + s.num_waiting == 50)
+        await leave(tasks)
     await world.until(lambda s: s.num_running + s.num_waiting == 0)
     metrics = await world.metrics()
     assert metrics[f"vllm:num_requests_running{LABELS}"] == 0
@@ -178,9 +180,10 @@ def _balance(metrics: dict[str, float]) -> tuple[float, float]:
 
 async def test_requests_added_are_those_ended_and_those_alive_at_every_scrape(start_world) -> None:
     world = await start_world(step_s=0.003, max_num_seqs=4, knobs={"max_num_queued_reqs": 6})
-    tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=40)) for _ in range(12)]
-    await world.until(lambda s: s.counters.added + s.counters.refused == 12)
-    await leave(tasks[:5])
+    with world.slow_motion():
+        tasks = [asyncio.create_task(world.complete("x" * 16, max_tokens=40)) for _ in range(12)]
+        await world.until(lambda s: s.counters.added + s.counters.refused == 12)
+        await leave(tasks[:5])
     while not all(task.done() for task in tasks):
         added, accounted = _balance(await world.metrics())
         assert added == accounted
@@ -208,16 +211,17 @@ async def test_the_equation_holds_at_every_scrape_through_cuts_in_every_state(st
         return count
 
     scraping = asyncio.create_task(scrape())
-    normal = [asyncio.create_task(world.complete("x" * 16, max_tokens=60)) for _ in range(5)]
-    body = {"prompt": "y" * 16, "max_tokens": 200, "stream": True}
-    streams = [await world.post("/v1/completions", body) for _ in range(5)]
-    await world.until(lambda s: s.num_running == 10 and s.counters.first_tokens == 10)
-    queued = [asyncio.create_task(world.complete("z" * 16, max_tokens=60)) for _ in range(5)]
-    await world.until(lambda s: s.num_waiting == 5)
-    assert [status for status, _ in [await world.complete("w") for _ in range(2)]] == [429, 429]
-    await leave(queued)
-    for stream in streams:
-        stream.close()
+    with world.slow_motion():
+        normal = [asyncio.create_task(world.complete("x" * 16, max_tokens=60)) for _ in range(5)]
+        body = {"prompt": "y" * 16, "max_tokens": 200, "stream": True}
+        streams = [await world.post("/v1/completions", body) for _ in range(5)]
+        await world.until(lambda s: s.num_running == 10 and s.counters.first_tokens == 10)
+        queued = [asyncio.create_task(world.complete("z" * 16, max_tokens=60)) for _ in range(5)]
+        await world.until(lambda s: s.num_waiting == 5)
+        assert [status for status, _ in [await world.complete("w") for _ in range(2)]] == [429, 429]
+        await leave(queued)
+        for stream in streams:
+            stream.close()
     assert {status for status, _ in await asyncio.gather(*normal)} == {200}
     await world.until(lambda s: s.num_running + s.num_waiting == 0)
     is_over.set()
@@ -233,16 +237,17 @@ async def test_first_tokens_are_counted_once_each_through_preemptions_aborts_and
     """20 requests, three of them for two answers; 6 are preempted after their first token, 4 cut after it."""
     world = await start_world(step_s=0.003)
     body = {"prompt": "x" * 16, "max_tokens": 200, "stream": True}
-    streams = [
-        await world.post("/v1/completions", {**body, "request_id": f"r{index}", "n": 2 if index < 3 else 1})
-        for index in range(20)
-    ]
-    await world.until(lambda s: s.counters.first_tokens == 23)
-    ids = [f"cmpl-r{index}" for index in range(10, 16)]
-    _, ack = await world.send("POST", "/control/v1/requests/preempt", {"select": {"ids": ids}})
-    assert sorted(ack["touched"]["changed"]) == ids
-    for stream in streams[16:]:
-        stream.close()
+    with world.slow_motion():
+        streams = [
+            await world.post("/v1/completions", {**body, "request_id": f"r{index}", "n": 2 if index < 3 else 1})
+            for index in range(20)
+        ]
+        await world.until(lambda s: s.counters.first_tokens == 23)
+        ids = [f"cmpl-r{index}" for index in range(10, 16)]
+        _, ack = await world.send("POST", "/control/v1/requests/preempt", {"select": {"ids": ids}})
+        assert sorted(ack["touched"]["changed"]) == ids
+        for stream in streams[16:]:
+            stream.close()
     await asyncio.gather(*(stream.read() for stream in streams[:16]))
     await world.until(lambda s: s.num_running + s.num_waiting == 0)
     await _steps_seen(world)
@@ -321,10 +326,11 @@ async def test_without_an_engine_the_page_says_so_and_shows_no_old_numbers(world
 async def test_rejections_are_counted_by_the_limit_that_caused_them(start_world) -> None:
     world = await start_world(step_s=0.003, max_num_seqs=1, knobs={"max_num_queued_reqs": 1})
     tasks = []
-    for num_waiting in range(2):
-        tasks.append(asyncio.create_task(world.complete("x", max_tokens=200)))
-        await world.until(lambda s, expected=num_waiting: (s.num_running, s.num_waiting) == (1, expected))
-    status, _ = await world.complete("max_num_queued_tokens", request_id="max_num_queued_tokens")
+    with world.slow_motion():
+        for num_waiting in range(2):
+            tasks.append(asyncio.create_task(world.complete("x", max_tokens=200)))
+            await world.until(lambda s, expected=num_waiting: (s.num_running, s.num_waiting) == (1, expected))
+        status, _ = await world.complete("max_num_queued_tokens", request_id="max_num_queued_tokens")
     metrics = await world.metrics()
     assert status == 429
     assert metrics['vllm:admission_rejections_total{model_name="fake",reason="max_num_queued_reqs"}'] == 1

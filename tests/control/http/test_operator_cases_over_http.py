@@ -88,9 +88,10 @@ async def test_a_full_queue_refuses_with_retry_after_lowering_drops_nobody_and_z
         await world.until(lambda s: s.counters.added + s.counters.refused == before.added + before.refused + count)
         return tasks
 
-    first = await ask(1)
-    await world.until(lambda s: s.num_running == 1)
-    await world.send("POST", "/control/v1/pause", {"mode": "keep"})
+    with world.slow_motion():
+        first = await ask(1)
+        await world.until(lambda s: s.num_running == 1)
+        await world.send("POST", "/control/v1/pause", {"mode": "keep"})
     tasks = first + await ask(9)
     assert (await world.snapshot()).num_waiting == 3
     async with world.post("/v1/completions", {"prompt": "x", "n": 3}) as response:

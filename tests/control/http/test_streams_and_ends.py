@@ -82,9 +82,10 @@ async def test_a_client_that_leaves_a_stream_frees_its_blocks_for_the_next(start
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_during_prefill_ends_its_request(start_world, stream) -> None:
     world = await start_world(step_s=STEP_S, max_model_len=8192, max_num_batched_tokens=256)
-    request = asyncio.create_task(world.complete("x" * 4096, max_tokens=10, stream=stream))
-    await world.until(lambda s: s.num_running == 1)
-    request.cancel()
+    with world.slow_motion():
+        request = asyncio.create_task(world.complete("x" * 4096, max_tokens=10, stream=stream))
+        await world.until(lambda s: s.num_running == 1)
+        request.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request
     snapshot = await world.until(lambda s: s.num_running == 0)
@@ -124,9 +125,10 @@ async def test_an_operators_abort_on_the_socket_ends_the_stream_with_its_reason(
 
 async def test_the_same_request_id_twice_is_a_conflict_and_may_be_used_again_later(start_world) -> None:
     world = await start_world(step_s=STEP_S)
-    first = asyncio.create_task(world.complete("x", max_tokens=100, request_id="same"))
-    await world.until(lambda s: s.num_running + s.num_waiting == 1)
-    status, body = await world.complete("y", request_id="same")
+    with world.slow_motion():
+        first = asyncio.create_task(world.complete("x", max_tokens=100, request_id="same"))
+        await world.until(lambda s: s.num_running + s.num_waiting == 1)
+        status, body = await world.complete("y", request_id="same")
     assert (status, body["error"]["code"]) == (409, "id_in_use")
     assert (await first)[1]["choices"][0]["text"].startswith("bcd")
     assert (await world.complete("y", request_id="same", max_tokens=1))[0] == 200
