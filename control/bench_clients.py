@@ -18,11 +18,10 @@ import msgspec
 from schedtop.control.client import Client
 from schedtop.control.framing import encode_frame
 from schedtop.control.messages import AnyCommand, Envelope, GetSnapshot, Hello, SetKnobs, Subscribe
-from schedtop.engine.snapshot import Viewport
+from schedtop.engine.snapshot import NO_ROWS, Viewport
 
 AS_THE_SCREEN = Subscribe(interval_s=0.1, viewport=Viewport(running_rows=50, waiting_rows=10, kv_cells=400))
 """What a screen of usual size asks for, ten times a second."""
-NOTHING_TO_SEE = Viewport(running_rows=0, waiting_rows=0)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +64,7 @@ class Clients:
 
     async def _time_commands(self, count: int) -> RoundTrips:
         client = await self._connect()
-        plain, audited = GetSnapshot(viewport=NOTHING_TO_SEE), SetKnobs(changes={"max_preemptions": 0})
+        plain, audited = GetSnapshot(viewport=NO_ROWS), SetKnobs(changes={"max_preemptions": 0})
         trips = RoundTrips()
         for _ in range(count):
             trips.plain.append(await _timed(client, plain))

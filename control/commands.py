@@ -117,7 +117,7 @@ class Commands:
     async def _operate(self, number: int, command: AnyCommand, actor: Actor, is_audited: bool) -> Ack:
         operation = operation_for(command)
         assert operation is not None, f"nobody carries out {type(command).__name__}"
-        lease = self._leases.get(command.lease_id) if isinstance(command, Pause) and command.lease_id else None
+        lease = self._leases.of(command) if isinstance(command, Pause) else None
         outcome, step = await self._call(operation)
         if isinstance(command, Pause | Resume):
             self._note_pause(lease, outcome.before == PauseState.RUNNING)
@@ -135,7 +135,7 @@ class Commands:
     async def _drain(self, number: int, command: Drain, actor: Actor) -> Ack:
         if command.limit_s is not None and not 0 <= command.limit_s <= MAX_CONFIRM_S:
             raise BadCommand(f"limit_s={command.limit_s} is outside its range 0 to {MAX_CONFIRM_S:g} seconds")
-        lease = self._leases.get(command.lease_id) if command.lease_id else None
+        lease = self._leases.of(command)
         outcome, step = await self._call(start_drain)
         self._note_pause(lease, outcome.before == PauseState.RUNNING)
         num_left, why = await self.wait_drained(outcome.data["left"], command.limit_s)
@@ -161,7 +161,7 @@ class Commands:
 
     async def _set_knobs(self, number: int, command: SetKnobs, actor: Actor) -> KnobsAck:
         _check_change(command)
-        lease = self._leases.get(command.lease_id) if command.lease_id else None
+        lease = self._leases.of(command)
         async with self._knob_lock:
             self.book.check_free(set(command.changes), command.confirm_within_s is not None)
             receipt, step = await self._try_knobs(command)
@@ -250,7 +250,7 @@ class Commands:
 
     async def _hold_lease(self, number: int, command: HoldLease, actor: Actor) -> Ack:
         """Only the beginning is a row of the audit log: a runner renews every few seconds."""
-        lease, is_new = self._leases.hold(command, actor)
+        lease, is_new = self._leases.hold(command)
         did = f"{'began' if is_new else 'renewed'} lease {lease.lease_id}, {lease.within_s:g} s"
         if is_new:
             await self._log(command, actor, self._step_now(), "done", did)

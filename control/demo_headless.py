@@ -9,9 +9,8 @@ import msgspec
 from schedtop.control.client import Client
 from schedtop.control.demo import DemoLoad
 from schedtop.control.messages import Ack, GetSnapshot, SelfCheck, SnapshotReply, SnapshotUpdate, Subscribe
-from schedtop.engine.snapshot import Snapshot, Viewport
+from schedtop.engine.snapshot import NO_ROWS, Snapshot
 
-_NO_ROWS = Viewport(running_rows=0, waiting_rows=0)
 IDLE_LIMIT_S = 30.0
 """How long the engine may take to be idle once the load has ended."""
 
@@ -87,7 +86,7 @@ async def run_headless(
 
 async def _watch(watcher: Client, load: DemoLoad, seconds: float, decode: Decode, say: Callable[[str], None]) -> float:
     """A line per second until the time is up; how long it really was."""
-    await watcher.request(Subscribe(interval_s=1.0, viewport=_NO_ROWS, events=False))
+    await watcher.request(Subscribe(interval_s=1.0, viewport=NO_ROWS, events=False))
     first: float | None = None
     async for message in watcher.messages():
         if not isinstance(message, SnapshotUpdate) or (not message.steps and first is None):
@@ -133,6 +132,6 @@ async def _take_stock(watcher: Client, load: DemoLoad, lasted: float) -> Summary
 
 
 async def _snapshot(watcher: Client) -> Snapshot:
-    reply = await watcher.request(GetSnapshot(viewport=_NO_ROWS))
+    reply = await watcher.request(GetSnapshot(viewport=NO_ROWS))
     assert isinstance(reply, SnapshotReply)
     return reply.update.snapshot

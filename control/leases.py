@@ -10,9 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from schedtop.control.audit import Actor
 from schedtop.control.changes import MAX_CONFIRM_S
-from schedtop.control.messages import HoldLease, Resume, UndoChange
+from schedtop.control.messages import Drain, HoldLease, Pause, Resume, SetKnobs, UndoChange
 from schedtop.control.operations import BadCommand
 from schedtop.engine.errors import SchedtopError
 
@@ -32,7 +31,6 @@ class Lease(msgspec.Struct, kw_only=True):
     """One holder's promise to come back."""
 
     lease_id: str
-    actor: Actor
     within_s: float
     expires_at: float
     """Mono time."""
@@ -50,7 +48,7 @@ class Leases:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._late: set[asyncio.Task[None]] = set()
 
-    def hold(self, command: HoldLease, actor: Actor) -> tuple[Lease, bool]:
+    def hold(self, command: HoldLease) -> tuple[Lease, bool]:
         """Begin or renew; returns the lease and whether it is new. Raises `BadCommand`."""
         _check(command)
         expires_at = time.monotonic() + command.within_s
@@ -60,7 +58,7 @@ class Leases:
             return lease, False
         if len(self._leases) >= MAX_LEASES:
             raise BadCommand(f"{MAX_LEASES} leases are in force, which is the limit; end one first")
-        lease = Lease(lease_id=command.lease_id, actor=actor, within_s=command.within_s, expires_at=expires_at)
+        lease = Lease(lease_id=command.lease_id, within_s=command.within_s, expires_at=expires_at)
         self._leases[lease.lease_id] = lease
         self._tasks[lease.lease_id] = asyncio.create_task(self._watch(lease))
         return lease, True
@@ -70,6 +68,10 @@ class Leases:
         if (lease := self._leases.get(lease_id)) is None:
             raise UnknownLease(f"no lease {lease_id!r} is in force: it ran out, has ended, or was never begun")
         return lease
+
+    def of(self, command: SetKnobs | Pause | Drain) -> Lease | None:
+        """The lease that a command is given under; None where it names none. Raises `UnknownLease`."""
+        return self.get(command.lease_id) if command.lease_id else None
 
     def put(self, lease: Lease, undo: Undo) -> None:
         """Have something taken back with the lease; at once if it ran out while the change was being made."""

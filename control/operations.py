@@ -30,14 +30,13 @@ from schedtop.control.messages import (
 from schedtop.engine.core import NUM_STEPS_KEPT, EngineCore
 from schedtop.engine.errors import Conflict, SchedtopError
 from schedtop.engine.outputs import Touched
-from schedtop.engine.snapshot import FinishReason, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
+from schedtop.engine.snapshot import NO_ROWS, FinishReason, PauseState, RequestRow, RequestStatus, Viewport, WaitReason
 
 PRIORITY_LOW, PRIORITY_HIGH = -(1 << 31), (1 << 31) - 1
 """Priorities the engine's queue is meant for; lower runs first."""
 MAX_VIEWPORT_ROWS = 1000
 """Rows of either queue in one snapshot: what a watcher may cost the engine and a slow reader the memory."""
 MAX_OFFSET = 1 << 31
-_NO_ROWS = Viewport(running_rows=0, waiting_rows=0)
 
 PAUSE_WORDS = {
     PauseState.RUNNING: "running",
@@ -185,7 +184,7 @@ def _found_in_words(touched: Touched) -> str:
 
 
 def _pause(core: EngineCore, command: Pause) -> Outcome:
-    live = core.snapshot(_NO_ROWS)
+    live = core.snapshot(NO_ROWS)
     found = core.pause(command.mode)
     after = pause_state(core)
     did = PAUSE_WORDS[after]
@@ -204,11 +203,11 @@ def _resume(core: EngineCore) -> Outcome:
 
 def pause_state(core: EngineCore) -> PauseState:
     """Whether the engine is paused, and how."""
-    return core.snapshot(_NO_ROWS).pause
+    return core.snapshot(NO_ROWS).pause
 
 
 def _reset_prefix_cache(core: EngineCore, preempt_running: bool) -> Outcome:
-    cached = core.snapshot(_NO_ROWS).pool.cached
+    cached = core.snapshot(NO_ROWS).pool.cached
     if core.reset_prefix_cache(preempt_running):
         return Outcome(found=f"{cached} cached blocks", did="forgot them all", before=cached, after=0)
     raise Conflict(
@@ -248,7 +247,7 @@ class DrainProgress(msgspec.Struct, frozen=True, kw_only=True):
 def drain_progress(core: EngineCore) -> DrainProgress:
     """Requests under way, and whether they can still end."""
     num_left = core.num_draining
-    snapshot = core.snapshot(_NO_ROWS)
+    snapshot = core.snapshot(NO_ROWS)
     num_held = snapshot.waiting_by_reason.get(WaitReason.HELD, 0)
     if snapshot.pause is not PauseState.PAUSED_NEW:
         return DrainProgress(num_left=num_left, stopped=f"the engine is {PAUSE_WORDS[snapshot.pause]} again")

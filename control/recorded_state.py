@@ -9,6 +9,7 @@ from collections import deque
 from schedtop.control.messages import EngineInfo, EventBatch, SnapshotUpdate, Welcome
 from schedtop.control.recorder import BadRecording, Recording
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.sched.stats import NUM_RECENT_REQUESTS
 from schedtop.engine.sim.state import ArrivalSample, EndSample, EngineState, RequestState
 from schedtop.engine.sim.step_model import FittedModel, StepModelFit
 from schedtop.engine.snapshot import (
@@ -20,9 +21,6 @@ from schedtop.engine.snapshot import (
     StepRecord,
     WaitReason,
 )
-
-NUM_KEPT = 512
-"""Arrivals and ends remembered, as an engine does."""
 
 
 class RecordedState:
@@ -36,8 +34,8 @@ class RecordedState:
         self._info: EngineInfo | None = None
         self._rows: dict[str, tuple[RequestRow, int]] = {}
         """Request id -> its newest row, and the step it is from."""
-        self._arrivals: deque[tuple[float, str]] = deque(maxlen=NUM_KEPT)
-        self._ends: deque[EndSample] = deque(maxlen=NUM_KEPT)
+        self._arrivals: deque[tuple[float, str]] = deque(maxlen=NUM_RECENT_REQUESTS)
+        self._ends: deque[EndSample] = deque(maxlen=NUM_RECENT_REQUESTS)
         self._fit = StepModelFit()
         self._snapshot: Snapshot | None = None
         self._step = 0

@@ -135,6 +135,15 @@ def _open_for_append(path: Path) -> BinaryIO:
     return file
 
 
+def is_recording(path: Path) -> bool:
+    """Whether there is a file that begins as recordings do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 class Recording:
     """Reads a recording, which may still be growing."""
 

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from schedtop.control.messages import EventBatch, Peaks
+from schedtop.control.measures import Peaks
+from schedtop.control.messages import EventBatch
 from schedtop.engine.snapshot import EngineCoreEvent, EventKind, StepRecord
 
 NUM_STEPS_KEPT = 4096

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate, islice
 from operator import itemgetter
 
-from schedtop.control.messages import Latency, Percentiles
+from schedtop.control.measures import Latency, Percentiles
 from schedtop.engine.snapshot import StepRecord
 
 NOW_S = 10.0

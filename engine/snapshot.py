@@ -263,6 +263,10 @@ class Viewport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A request whose block ids and lifeline are wanted."""
 
 
+NO_ROWS = Viewport(running_rows=0, waiting_rows=0)
+"""Of those who want the numbers only."""
+
+
 class RequestDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One request from close by. Block ids in order of the context."""
 

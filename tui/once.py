@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from schedtop.control.client import Client
-from schedtop.control.messages import EngineInfo, GetSnapshot, Latency, PendingChange, SnapshotReply
+from schedtop.control.measures import Latency
+from schedtop.control.messages import EngineInfo, GetSnapshot, PendingChange, SnapshotReply
 from schedtop.engine.knobs import KnobValue
 from schedtop.engine.snapshot import EngineCoreEvent, Snapshot, Viewport
 from schedtop.tui.advisor import find

@@ -18,7 +18,7 @@ from schedtop.control.http.link import COMMAND_TIMEOUT_S
 from schedtop.control.http.routes import COMMAND_ROUTES, PREFIX, CommandRoute
 from schedtop.control.http.service import Service
 from schedtop.control.messages import AnyCommand, GetSnapshot, SnapshotReply
-from schedtop.engine.snapshot import Viewport
+from schedtop.engine.snapshot import NO_ROWS, Viewport
 
 RouteSpec = tuple[str, str, Scope, Handler]
 MAX_EVENT_STREAMS = 64
@@ -42,7 +42,7 @@ class ControlRoutes:
 
     async def knobs(self, request: web.Request) -> web.Response:
         """The knob table with the values of this moment."""
-        snapshot = (await self._snapshot(Viewport(running_rows=0, waiting_rows=0))).snapshot
+        snapshot = (await self._snapshot(NO_ROWS)).snapshot
         table = self._service.link.welcome.knobs
         return json_response({"generation": snapshot.generation, "values": snapshot.knobs, "table": table})
 

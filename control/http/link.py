@@ -30,11 +30,10 @@ from schedtop.control.messages import (
     TokenOutput,
     Welcome,
 )
-from schedtop.engine.snapshot import Viewport
+from schedtop.engine.snapshot import NO_ROWS
 
 logger = logging.getLogger(__name__)
 
-NO_ROWS = Viewport(running_rows=0, waiting_rows=0)
 SNAPSHOT_INTERVAL_S = 0.5
 RETRY_DELAYS_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Waits between attempts to reach an engine; the last one repeats."""

@@ -1,11 +1,11 @@
 """One playbook on several engines side by side: a result for each, and only where it went wrong it is played again."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from schedtop.control.playbook.report import Report, Result, Settings
 
-Play = Callable[[str], Awaitable[Report]]
+Play = Callable[[str], Coroutine[None, None, Report]]
 """Plays on the engine at an address, whatever happens: it raises only when cancelled."""
 
 
@@ -22,12 +22,8 @@ async def play_on_all(addresses: Sequence[str], play: Play, retries: int = 0) ->
 
 async def _round(addresses: Sequence[str], play: Play) -> list[tuple[str, Report]]:
     async with asyncio.TaskGroup() as group:
-        tasks = [(address, group.create_task(_play(play, address))) for address in addresses]
+        tasks = [(address, group.create_task(play(address))) for address in addresses]
     return [(address, task.result()) for address, task in tasks]
-
-
-async def _play(play: Play, address: str) -> Report:
-    return await play(address)
 
 
 def is_worth_retrying(report: Report) -> bool:

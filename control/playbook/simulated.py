@@ -33,13 +33,13 @@ from schedtop.control.messages import (
     Welcome,
 )
 from schedtop.control.operations import drain_progress
-from schedtop.control.playbook.target import INTERVAL_S, NO_ROWS, Target
+from schedtop.control.playbook.target import INTERVAL_S, Target
 from schedtop.engine.core import EngineCore
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.scenario import Scenario
 from schedtop.engine.sim.step_model import StepModelFit
 from schedtop.engine.sim.summary import Summary, summarise
-from schedtop.engine.snapshot import Snapshot, StepRecord, Viewport
+from schedtop.engine.snapshot import NO_ROWS, Snapshot, StepRecord, Viewport
 
 MIDNIGHT = 1_767_571_200.0
 """Wall time at which a scenario begins, unless told otherwise: Monday 2026-01-05 00:00 UTC."""

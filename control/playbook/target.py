@@ -32,9 +32,8 @@ from schedtop.control.playbook.signals import KEPT_S, SignalHistory
 from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.sim.state import EngineState
 from schedtop.engine.sim.step_model import FittedModel
-from schedtop.engine.snapshot import Snapshot, Viewport
+from schedtop.engine.snapshot import NO_ROWS, Snapshot
 
-NO_ROWS = Viewport(running_rows=0, waiting_rows=0)
 INTERVAL_S = 0.25
 """Between snapshots."""
 SILENCE_S = 30.0

@@ -227,11 +227,7 @@ def _foretell(state: EngineState, fitted: FittedModel, changes: Mapping[str, Kno
 
 
 def _step_errors(model: StepModel, steps: Sequence[StepRecord]) -> list[float]:
-    errors = []
-    for record in steps:
-        shape = StepShape(record.num_scheduled_reqs, record.num_prefill_tokens, record.num_context_tokens)
-        errors.append(abs(model.seconds(shape) / record.duration_s - 1))
-    return errors
+    return [abs(model.seconds(StepShape.of(record)) / record.duration_s - 1) for record in steps]
 
 
 # ---- the verdict ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ Last, our own question: what a preemption throws away, by pool size and victim r
 All step times are `PAPER_MODEL`'s; the machines of the papers aren't modelled, so only shapes can be compared.
 """
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -131,11 +132,12 @@ def _latency_ms(rate: float, kind: str, seed: int, horizon_s: float) -> float:
     )
     loaded = msgspec.structs.replace(scenario(load, {"max_num_seqs": 32}, horizon_s, kind), horizon_s=None)
     result = _run(loaded, {"max_num_seqs": 32}, seed)
-    per_token = sorted(
-        (outcome.token_times[-1] - outcome.arrival.at_s) / len(outcome.token_times)
-        for outcome in result.outcomes.values()
-    )
-    return percentile(per_token, 0.5) * 1e3
+    return percentile(sorted(_latencies_per_token(result)), 0.5) * 1e3
+
+
+def _latencies_per_token(result: SimulationResult) -> list[float]:
+    """Seconds from arrival to the last token, by tokens, of each request."""
+    return [(o.token_times[-1] - o.arrival.at_s) / len(o.token_times) for o in result.outcomes.values()]
 
 
 # ---- PagedAttention ---------------------------------------------------------------------------------------------
@@ -172,11 +174,7 @@ def _mean_latency_ms(
         max_tokens=2000 if asks_for_more else None,
     )
     loaded = msgspec.structs.replace(scenario(load, {"num_kv_blocks": 1001}, horizon_s), horizon_s=None)
-    per_token = [
-        (outcome.token_times[-1] - outcome.arrival.at_s) / len(outcome.token_times)
-        for outcome in _run(loaded, knobs, seed).outcomes.values()
-    ]
-    return sum(per_token) / len(per_token) * 1e3
+    return statistics.fmean(_latencies_per_token(_run(loaded, knobs, seed))) * 1e3
 
 
 # ---- what a preemption throws away ------------------------------------------------------------------------------

@@ -21,6 +21,11 @@ class StepShape(msgspec.Struct, frozen=True, gc=False):
     num_context_tokens: int
     """Context tokens attended to, summed over the scheduled tokens."""
 
+    @classmethod
+    def of(cls, record: StepRecord) -> "StepShape":
+        """That of a step which was taken."""
+        return cls(record.num_scheduled_reqs, record.num_prefill_tokens, record.num_context_tokens)
+
 
 class StepModel(msgspec.Struct, frozen=True, kw_only=True):
     """Coefficients in seconds."""
@@ -126,7 +131,7 @@ class StepModelFit:
         self._had_more_to_do = record.num_running > 0
         if record.num_scheduled_reqs == 0 or seconds <= 0:
             return
-        shape = StepShape(record.num_scheduled_reqs, record.num_prefill_tokens, record.num_context_tokens)
+        shape = StepShape.of(record)
         self._learn(_features(shape), seconds)
         for span, value in zip(self._ranges, msgspec.structs.astuple(shape), strict=True):
             span[0], span[1] = min(span[0], value), max(span[1], value)

@@ -1,6 +1,6 @@
 """Exact latency percentiles: the last seconds beside the last minute. Pure."""
 
-from schedtop.control.messages import Latency, Percentiles
+from schedtop.control.measures import Latency, Percentiles
 from schedtop.tui.cells import Line, Span, cut, fit
 from schedtop.tui.format import UNKNOWN, count
 from schedtop.tui.state import Scene

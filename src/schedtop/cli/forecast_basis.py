@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from schedtop.control.recorded_state import RecordedState
-from schedtop.control.recorder import MAGIC, Recording
+from schedtop.control.recorder import Recording, is_recording
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.knobs import KnobValue
 from schedtop.engine.sim.outlook import Outlook, Tally, outlook_over
@@ -50,14 +50,9 @@ class Basis(Protocol):
 def from_file(source: str, at_s: float | None, seed: int | None, horizon_s: float) -> Basis:
     """A recording, a scenario file, or a shipped scenario by name. Raises `SchedtopError`."""
     path = Path(source)
-    if path.is_file() and _is_recording(path):
+    if is_recording(path):
         return _FromRecording(Recording(path), at_s, horizon_s)
     return _FromScenario(source, DEFAULT_AT_S if at_s is None else at_s, seed)
-
-
-def _is_recording(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
 
 
 class _FromRecording(RecordedState):

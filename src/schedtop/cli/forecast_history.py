@@ -19,7 +19,7 @@ from schedtop.control.past_forecasts import FILE_NAME, HistoryFailed, PastForeca
 from schedtop.engine.core import NUM_STEPS_KEPT
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.outlook import Forecast, Outlook
-from schedtop.engine.snapshot import StepRecord, Viewport
+from schedtop.engine.snapshot import NO_ROWS, StepRecord
 
 MEASURES = (("TTFT p95", "ttft_p95_s"), ("ITL p99", "itl_p99_s"))
 GRACE_S = 0.5
@@ -41,7 +41,7 @@ async def read_seen(client: Client) -> tuple[str, Seen]:
     """What the engine can still tell, and which boot it is."""
     steps = await client.request(DumpSteps(count=NUM_STEPS_KEPT))
     audit = await client.request(GetAudit(limit=1000))
-    reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
+    reply = await client.request(GetSnapshot(viewport=NO_ROWS))
     assert isinstance(steps, Ack) and isinstance(audit, Ack) and isinstance(reply, SnapshotReply)
     seen = Seen(
         steps=msgspec.convert(steps.data["steps"], list[StepRecord]),

@@ -24,7 +24,7 @@ from schedtop.engine.sim.forecast import forecast
 from schedtop.engine.sim.outlook import Forecast, Outlook, Range
 from schedtop.engine.sim.state import EngineState
 from schedtop.engine.sim.step_model import FittedModel
-from schedtop.engine.snapshot import Viewport
+from schedtop.engine.snapshot import NO_ROWS
 
 _NICE = 10
 
@@ -143,7 +143,7 @@ async def read_state(client: Client) -> EngineState:
 async def _read_model_and_perf(client: Client) -> tuple[FittedModel, PerfStats | None, int]:
     """Model, rates of the last step, and the ceiling of the token budget."""
     fitted, info = await read_model(client), client.welcome.info
-    reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
+    reply = await client.request(GetSnapshot(viewport=NO_ROWS))
     assert isinstance(reply, SnapshotReply)
     last_step = reply.update.snapshot.last_step
     perf = perf_stats(info.shape, last_step) if info.shape and last_step else None

@@ -18,7 +18,7 @@ from schedtop.cli.values import KNOB_ASSIGNMENT, as_changes
 from schedtop.control.client import Client
 from schedtop.control.messages import Ack, ConfirmChange, GetSnapshot, KnobsAck, SetKnobs, SnapshotReply, UndoChange
 from schedtop.engine.knobs import KnobSpec, KnobValue
-from schedtop.engine.snapshot import Snapshot, Viewport
+from schedtop.engine.snapshot import NO_ROWS, Snapshot
 
 
 @click.group(invoke_without_command=True)
@@ -55,7 +55,7 @@ def show(connect: str | None, as_json: bool) -> None:
 
 
 async def _read(client: Client) -> tuple[list[KnobSpec], Snapshot]:
-    reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
+    reply = await client.request(GetSnapshot(viewport=NO_ROWS))
     assert isinstance(reply, SnapshotReply)
     return client.welcome.knobs, reply.update.snapshot
 
@@ -115,7 +115,7 @@ def confirm(change_id: int | None, connect: str | None, as_json: bool) -> None:
 
 async def _confirm(client: Client, change_id: int | None) -> Ack:
     if change_id is None:
-        reply = await client.request(GetSnapshot(viewport=Viewport(running_rows=0, waiting_rows=0)))
+        reply = await client.request(GetSnapshot(viewport=NO_ROWS))
         assert isinstance(reply, SnapshotReply)
         if reply.update.pending_change is None:
             raise click.ClickException("no change waits for confirmation")

@@ -5,7 +5,7 @@ import contextlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,12 +22,13 @@ from schedtop.control.playbook.plan import plan
 from schedtop.control.playbook.reader import load_playbook
 from schedtop.control.playbook.repeat import keep_running
 from schedtop.control.playbook.report import CheckOutcome, PlannedStep, Report, Result, Settings
+from schedtop.control.playbook.runner import nobody
 from schedtop.control.playbook.schema import Playbook, json_schema
 from schedtop.control.playbook.shipped import find_playbook, shipped_playbooks
 from schedtop.control.playbook.simulated import MIDNIGHT, simulated
 from schedtop.control.playbook.target import Target
 from schedtop.control.playbook.trial import try_on_recording, try_on_scenario
-from schedtop.control.recorder import MAGIC, Recording
+from schedtop.control.recorder import Recording, is_recording
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.scenario import load_scenario
 
@@ -209,7 +210,7 @@ def _play_against(
     playbook: Playbook, source: str, seed: int | None, after: float, begins: datetime | None,
     *, once: bool, dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    if _is_recording(source):
+    if is_recording(Path(source)):
         _play_against_recording(playbook, Path(source), as_json)
         return
     scenario = load_scenario(source)
@@ -227,7 +228,7 @@ def _play_against(
             once=once,
             after_s=after,
             begins_at=begins_at,
-            on_event=_timed(_Teller("", as_json), as_json),
+            on_event=nobody if as_json else _tell_timed,
         )
     )
     if as_json:
@@ -247,24 +248,12 @@ def _wall(begins: datetime | None) -> float:
     return begins.replace(tzinfo=UTC).timestamp()
 
 
-def _timed(say: Callable[[RunEvent], None], is_quiet: bool) -> Callable[[RunEvent], None]:
-    """Events with the scenario's time in front."""
-
-    def tell(event: RunEvent) -> None:
-        if is_quiet or isinstance(event, CheckSeen | MomentAwaited):
-            return
-        for line in filter(None, in_words(event).split("\n")):
-            click.echo(f"{event.mono:7.1f} s  {line}")
-
-    return tell
-
-
-def _is_recording(source: str) -> bool:
-    try:
-        with Path(source).open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
+def _tell_timed(event: RunEvent) -> None:
+    """An event with the scenario's time in front."""
+    if isinstance(event, CheckSeen | MomentAwaited):
+        return
+    for line in filter(None, in_words(event).split("\n")):
+        click.echo(f"{event.mono:7.1f} s  {line}")
 
 
 def _play_against_recording(playbook: Playbook, path: Path, as_json: bool) -> None:
