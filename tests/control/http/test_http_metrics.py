@@ -199,7 +199,7 @@ async def test_requests_added_are_those_ended_and_those_alive_at_every_scrape(st
 
 async def test_the_equation_holds_at_every_scrape_through_cuts_in_every_state(start_world) -> None:
     """5 end by themselves, 5 are cut after their first token, 5 while queued, 2 are refused."""
-    world = await start_world(step_s=0.003, max_num_seqs=10, knobs={"max_num_queued_reqs": 5})
+    world = await start_world(step_s=0.003, max_num_seqs=10)
     is_over = asyncio.Event()
 
     async def scrape() -> int:
@@ -216,6 +216,7 @@ async def test_the_equation_holds_at_every_scrape_through_cuts_in_every_state(st
         body = {"prompt": "y" * 16, "max_tokens": 200, "stream": True}
         streams = [await world.post("/v1/completions", body) for _ in range(5)]
         await world.until(lambda s: s.num_running == 10 and s.counters.first_tokens == 10)
+        await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_queued_reqs": 5}})
         queued = [asyncio.create_task(world.complete("z" * 16, max_tokens=60)) for _ in range(5)]
         await world.until(lambda s: s.num_waiting == 5)
         assert [status for status, _ in [await world.complete("w") for _ in range(2)]] == [429, 429]
