@@ -5,7 +5,8 @@ counting the waiting by reason costs the same whether ten wait or a hundred thou
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from itertools import islice
 from operator import attrgetter
@@ -113,35 +114,54 @@ def _deferral_detail(request: Request) -> str:
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 
-def in_schedule_order(sched: SchedulerInterface) -> Iterator[Request]:
-    """All that wait, deferred ones in their place."""
-    return merge(sched.waiting, sched.deferred, key=lambda request: request.queue_key)
+def in_schedule_order(sched: SchedulerInterface, place: int = 0) -> Iterator[Request]:
+    """All that wait, deferred ones in their place; from a place on, without a walk through those before it."""
+    num_ready = _num_ready_before(sched, place)
+    ready, deferred = sched.waiting.islice(num_ready), sched.deferred.islice(place - num_ready)
+    return merge(ready, deferred, key=lambda request: request.queue_key)
+
+
+def _num_ready_before(sched: SchedulerInterface, place: int) -> int:
+    """How many of the first `place` that wait are ready, the others deferred: halved, not counted."""
+    ready, deferred = sched.waiting, sched.deferred
+    low, high = max(0, place - len(deferred)), min(place, len(ready))
+    while low < high:
+        middle = (low + high) // 2
+        if ready[middle].queue_key <= deferred[place - middle - 1].queue_key:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def running_rows(sched: SchedulerInterface, view: Viewport) -> tuple[list[RequestRow], int, bool]:
     """The rows of a viewport, how many matched it, and whether the scan was cut."""
-    chosen, matched, cut = _choose(sched.running, len(sched.running), view, view.running_offset, view.running_rows)
+    everybody, total = partial(_from_place, sched.running), len(sched.running)
+    chosen, matched, cut = _choose(everybody, total, view, view.running_offset, view.running_rows)
     return [request_row(sched, request) for _, request in chosen], matched, cut
 
 
 def waiting_rows(sched: SchedulerInterface, view: Viewport) -> tuple[list[RequestRow], int, bool]:
     """As `running_rows`, with the place in schedule order and the reason."""
-    order = in_schedule_order(sched)
+    order = partial(in_schedule_order, sched)
     chosen, matched, cut = _choose(order, sched.num_waiting, view, view.waiting_offset, view.waiting_rows)
     return [request_row(sched, request, position) for position, request in chosen], matched, cut
 
 
+def _from_place(requests: Sequence[Request], place: int) -> Iterator[Request]:
+    return islice(requests, place, None)
+
+
 def _choose(
-    requests: Iterable[Request], total: int, view: Viewport, offset: int, count: int
+    from_place: Callable[[int], Iterator[Request]], total: int, view: Viewport, offset: int, count: int
 ) -> tuple[list[tuple[int, Request]], int, bool]:
-    numbered = enumerate(requests)
     if not view.id_contains and not view.sort:
-        return list(islice(numbered, offset, offset + count)), total, False
+        return list(islice(enumerate(from_place(offset), offset), count)), total, False
     inverted = view.id_contains.startswith("!")
     text = view.id_contains.removeprefix("!")
     scanned = [
         (place, request)
-        for place, request in islice(numbered, MAX_SCANNED)
+        for place, request in islice(enumerate(from_place(0)), MAX_SCANNED)
         if not text or (text in request.request_id) != inverted
     ]
     if view.sort:

@@ -63,8 +63,12 @@ class RequestQueue:
         """The next to be admitted; the caller knows that there is one."""
         return self._requests[0]
 
-    def islice(self, start: int, stop: int) -> Iterator[Request]:
-        """The requests at places `start` to `stop`."""
+    def __getitem__(self, place: int) -> Request:
+        """The request at a place, in O(log n)."""
+        return self._requests[place]
+
+    def islice(self, start: int, stop: int | None = None) -> Iterator[Request]:
+        """The requests at places `start` to `stop`, or to the end; what comes before isn't walked through."""
         return self._requests.islice(start, stop)
 
     def reorder(self, key: QueueKey) -> None:
