@@ -15,13 +15,17 @@ from schedtop.control.changes import MAX_CONFIRM_S, Change, ChangeBook, ChangeSt
 from schedtop.control.leases import Lease, Leases
 from schedtop.control.messages import (
     Ack,
+    AddRequest,
     AnyCommand,
     ConfirmChange,
     Drain,
     DumpSteps,
     EndLease,
     GetAudit,
+    GetInfo,
+    GetSnapshot,
     GetState,
+    GetStepModel,
     HoldLease,
     KnobsAck,
     NoteRefusal,
@@ -30,6 +34,7 @@ from schedtop.control.messages import (
     Resume,
     SelfCheck,
     SetKnobs,
+    Subscribe,
     UndoChange,
 )
 from schedtop.control.operations import BadCommand, check_range, drain_progress, operation_for, start_drain
@@ -44,7 +49,10 @@ MAX_AUDIT_ROWS = 10_000
 DRAIN_POLL_S = 0.02
 _STAYS = "nobody new is admitted until resume"
 SERVER = Actor(uid=None, client="schedtop")
-_UNAUDITED = (SelfCheck, DumpSteps, GetState, GetAudit)
+_UNAUDITED = (
+    Subscribe, GetSnapshot, GetInfo, AddRequest, SelfCheck, DumpSteps, GetStepModel, GetState, GetAudit,
+)  # fmt: skip
+"""What only asks, and what is traffic."""
 
 T = TypeVar("T")
 
@@ -73,12 +81,22 @@ class Commands:
         """One knob change at a time, from its checks to its entry in the book."""
         self._timers: dict[int, asyncio.Task[None]] = {}
 
-    async def carry_out(self, number: int, command: AnyCommand, actor: Actor, is_own: bool = False) -> Reply:
+    async def carry_out(
+        self,
+        number: int,
+        command: AnyCommand,
+        actor: Actor,
+        is_own: bool = False,
+        why_not: SchedtopError | None = None,
+    ) -> Reply:
         """The reply to envelope `number`. Raises `SchedtopError` for a refusal, which is in the audit log by then.
 
         `is_own`: the client only withdraws requests it submitted itself, which is no business of the audit log.
+        `why_not`: it has been refused already, and is only to be recorded as such.
         """
         try:
+            if why_not is not None:
+                raise why_not
             check_reason(command)
             if is_own:
                 return await self._operate(number, command, actor, is_audited=False)
@@ -343,7 +361,7 @@ class Commands:
             actor=actor,
             action=name,
             outcome=outcome,
-            reason=getattr(command, "reason", ""),
+            reason=getattr(command, "reason", "")[:MAX_REASON],
             detail=detail,
             change_id=change_id,
             before=before,

@@ -63,8 +63,8 @@ class Host(Protocol):
         """A connection is there."""
         ...
 
-    def take(self, connection: "Connection", envelope: Envelope) -> None:
-        """A command has come."""
+    def take(self, connection: "Connection", envelope: Envelope, why_not: SchedtopError | None = None) -> None:
+        """A command has come; with `why_not` it is only to be recorded and answered."""
         ...
 
     def ready(self) -> None:
@@ -146,6 +146,9 @@ class Connection(asyncio.Protocol):
             self._flush_session()  # what comes before it in the conversation leaves before its answer
             self._host.take(self, envelope)
         self._flush_session()
+        forbidden, self.session.forbidden = self.session.forbidden, []
+        for envelope, why in forbidden:
+            self._host.take(self, envelope, why)
         self._regulate()
 
     def pause_writing(self) -> None:

@@ -269,12 +269,14 @@ class ControlServer:
         for request_id in request_ids:
             self._owners.forget(request_id)
         if request_ids:
-            self._engine.submit(lambda core: core.abort(request_ids, "its client disconnected"), _ignore)
+            self._engine.submit(lambda core: core.abort(request_ids, "its client disconnected"), lambda call: None)
 
-    def take(self, connection: Connection, envelope: Envelope) -> None:
-        """A command has come: answer it now or start a task that will."""
+    def take(self, connection: Connection, envelope: Envelope, why_not: SchedtopError | None = None) -> None:
+        """A command has come: answer it now or start a task that will; `why_not`: it mustn't be carried out."""
         command = envelope.command
         try:
+            if why_not is not None:
+                raise why_not
             self._check_capable(command)
             match command:
                 case AddRequest():
@@ -292,7 +294,7 @@ class ControlServer:
                     self._spell_out(command)
                     self._start(connection, envelope)
         except SchedtopError as error:
-            connection.refuse(envelope.id, error)
+            self._start(connection, envelope, error)
         self._bell.set()
 
     def _identity(self) -> dict[str, Any]:
@@ -337,7 +339,9 @@ class ControlServer:
             connection.refuse(envelope.id, call.error)
             return
         if connection not in self._connections:
-            self._engine.submit(lambda core: core.abort([command.request_id], "its client disconnected"), _ignore)
+            self._engine.submit(
+                lambda core: core.abort([command.request_id], "its client disconnected"), lambda call: None
+            )
             return
         submitter = envelope.on_behalf_of or connection.session.client
         self._owners.add(command.request_id, connection, submitter, command.parent)
@@ -345,17 +349,17 @@ class ControlServer:
 
     # ---- commands -------------------------------------------------------------------------------------------
 
-    def _start(self, connection: Connection, envelope: Envelope) -> None:
-        task = asyncio.create_task(self._carry_out(connection, envelope))
+    def _start(self, connection: Connection, envelope: Envelope, why_not: SchedtopError | None = None) -> None:
+        task = asyncio.create_task(self._carry_out(connection, envelope, why_not))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(self, connection: Connection, envelope: Envelope) -> None:
+    async def _carry_out(self, connection: Connection, envelope: Envelope, why_not: SchedtopError | None) -> None:
         command = envelope.command
         try:
             is_own = connection.only_withdraws(envelope)
             actor = connection.actor(envelope.on_behalf_of)
-            connection.reply(await self._commands.carry_out(envelope.id, command, actor, is_own))
+            connection.reply(await self._commands.carry_out(envelope.id, command, actor, is_own, why_not))
         except SchedtopError as error:
             connection.refuse(envelope.id, error)
         except Exception as error:
@@ -443,7 +447,3 @@ def _resolve(done: "asyncio.Future[Call]", call: Call) -> None:
 def _step_of(call: Call) -> int:
     assert call.step is not None
     return call.step
-
-
-def _ignore(call: Call) -> None:
-    """Nobody waits for this one."""

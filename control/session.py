@@ -48,7 +48,7 @@ class SessionState(StrEnum):
 class ServerSession:
     """Turns a client's bytes into commands. `welcome(read_only)` makes the answer to its greeting.
 
-    What the session has to say by itself (the welcome, refusals, a goodbye) is left in `outgoing`.
+    What the session has to say by itself (the welcome, a goodbye, that something can't be read) is left in `outgoing`.
     """
 
     def __init__(self, welcome: Callable[[bool], Welcome]) -> None:
@@ -56,6 +56,8 @@ class ServerSession:
         self.client = ""
         self.read_only = False
         self.outgoing: list[FromServer] = []
+        self.forbidden: list[tuple[Envelope, NotAllowed]] = []
+        """Commands that a read-only connection may not give, and why: to be recorded, then answered."""
         self._welcome = welcome
         self._reader = FrameReader(MAX_HELLO_BYTES)
         self._unanswered: set[int] = set()
@@ -136,11 +138,12 @@ class ServerSession:
         if envelope.id in self._unanswered:
             self.refuse_and_close(BadFrame(f"number {envelope.id} is still unanswered; give each command its own"))
             return None
+        self._unanswered.add(envelope.id)
         if self.read_only and not isinstance(envelope.command, READ_ONLY_COMMANDS):
             name = type(envelope.command).__name__
-            self._refuse(envelope.id, NotAllowed(f"this connection is read-only: {name} wasn't carried out"))
+            why = NotAllowed(f"this connection is read-only: {name} wasn't carried out")
+            self.forbidden.append((envelope, why))
             return None
-        self._unanswered.add(envelope.id)
         return envelope
 
     def _refuse(self, reply_id: int, error: SchedtopError) -> None:

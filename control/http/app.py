@@ -83,7 +83,7 @@ class Gateway:
         self.metrics = Metrics(self.service)
         self.control = ControlRoutes(self.service)
         self.playbooks = PlaybookRoutes(config.target, self.metrics.registry, config.playbooks)
-        self.relay = WebSocketRelay(config.target, self.metrics.samples.count_websockets)
+        self.relay = WebSocketRelay(self.service, self.metrics.samples.count_websockets)
         self._runner: web.AppRunner | None = None
         self._port = config.port
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from schedtop.control.http.failures import ApiError
+from schedtop.control.messages import AddRequest, AnyCommand, SetPriority
 from schedtop.control.operations import PRIORITY_HIGH, PRIORITY_LOW
 from schedtop.engine.errors import ConfigError
 
@@ -137,6 +138,14 @@ def require(caller: Caller, scope: Scope) -> None:
     if caller.name == NOBODY.name:
         raise ApiError(401, f"this route needs a token with scope {scope}", code="token_needed")
     raise ApiError(403, f"token {caller.name!r} lacks the scope {scope}", code="scope_missing")
+
+
+def check_command(caller: Caller, command: AnyCommand) -> None:
+    """Raise `ApiError` 403 for what a token's holder may not ask of the engine, whichever way the command came."""
+    if isinstance(command, AddRequest):
+        require(caller, Scope.INFER)
+    if isinstance(command, AddRequest | SetPriority):
+        caller.check_priority(command.priority)
 
 
 # ---- where tokens come from ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler
 
 from schedtop.control.http import sse
 from schedtop.control.http.as_json import json_response
-from schedtop.control.http.auth import Caller, Scope
+from schedtop.control.http.auth import Caller, Scope, check_command
 from schedtop.control.http.body import body_of
 from schedtop.control.http.events import EventHub
 from schedtop.control.http.failures import ApiError, from_bad_json
@@ -67,6 +67,7 @@ class ControlRoutes:
         async def handle(request: web.Request) -> web.Response:
             command = await self._command(route, request)
             caller: Caller = request[CALLER]
+            check_command(caller, command)
             timeout_s = None if route.waits else COMMAND_TIMEOUT_S
             reply = await self._service.link.request(command, timeout_s, on_behalf_of=caller.name)
             return json_response(reply.update if isinstance(reply, SnapshotReply) else reply)

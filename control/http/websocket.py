@@ -1,17 +1,18 @@
 """`/control/v1/ws`: the control socket's own frames over a WebSocket, one per binary message.
 
 Each WebSocket gets a connection to the engine of its own, so the server's rules for slow and impolite clients hold.
-Only the greeting is rewritten: it names the token's holder, and without the scope `control` it asks for a read-only
-session.
+Two things are rewritten: the greeting asks for a read-only session where the token lacks the scope `control`, and each
+command goes in the name of the token's holder, whatever it claims, after the checks that hold for every other way in.
 """
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 
-from schedtop.control.errors import BadFrame, Disconnected
+from schedtop.control.errors import BadFrame, Disconnected, NotAllowed
 from schedtop.control.framing import (
     MAX_HELLO_BYTES,
     MAX_PUBLISHED_BYTES,
@@ -21,10 +22,11 @@ from schedtop.control.framing import (
     decode_from_client,
     encode,
 )
-from schedtop.control.http.auth import Caller, Scope
+from schedtop.control.http.auth import Caller, Scope, check_command
 from schedtop.control.http.failures import ApiError
 from schedtop.control.http.keys import CALLER
-from schedtop.control.messages import Hello
+from schedtop.control.http.service import Service
+from schedtop.control.messages import ErrorReply, Hello
 
 MAX_SESSIONS = 64
 """WebSockets open at once."""
@@ -33,13 +35,15 @@ WRITE_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 0.5
 """How long a client may take to answer that we are closing."""
 MAX_CLIENT_NAME = 64
+_OVER_HTTP = " (http)"
+"""Follows the name of every client that comes this way."""
 
 
 class WebSocketRelay:
     """Handler of the route. `on_count` is told the number of open sessions."""
 
-    def __init__(self, target: str, on_count: Callable[[int], None] = lambda count: None) -> None:
-        self._target = target
+    def __init__(self, service: Service, on_count: Callable[[int], None] = lambda count: None) -> None:
+        self._service = service
         self._sockets: set[web.WebSocketResponse] = set()
         self._on_count = on_count
 
@@ -48,9 +52,9 @@ class WebSocketRelay:
         if len(self._sockets) >= MAX_SESSIONS:
             raise ApiError(429, f"{MAX_SESSIONS} WebSockets are open already", code="too_many", retry_after_s=10)
         try:
-            reader, writer = await asyncio.open_unix_connection(self._target)
+            reader, writer = await asyncio.open_unix_connection(target := self._service.link.target)
         except OSError as error:
-            raise Disconnected(f"no engine answers at {self._target}: {error}") from None
+            raise Disconnected(f"no engine answers at {target}: {error}") from None
         socket = web.WebSocketResponse(
             timeout=CLOSE_TIMEOUT_S, max_msg_size=MAX_REQUEST_BYTES, heartbeat=HEARTBEAT_S, compress=False
         )
@@ -82,7 +86,10 @@ class WebSocketRelay:
             await socket.close(code=WSCloseCode.PROTOCOL_ERROR, message=str(error).encode()[:123])
             return
         writer.write(add_header(encode(hello)))
-        await _first_to_end(_to_engine(socket, writer), _to_client(reader, socket))
+        is_greeted = asyncio.Event()
+        await _first_to_end(
+            self._to_engine(socket, writer, caller, is_greeted), _to_client(reader, socket, is_greeted.set)
+        )
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the engine closed the connection")
 
     async def _greeting(self, socket: web.WebSocketResponse, caller: Caller) -> Hello:
@@ -92,9 +99,49 @@ class WebSocketRelay:
         hello = decode_from_client(message.data)
         if not isinstance(hello, Hello):
             raise BadFrame("the first message must be a Hello")
-        hello.client = f"{hello.client} ({caller.name}, http)"[-MAX_CLIENT_NAME:]
+        if hello.client:
+            hello.client = hello.client[: MAX_CLIENT_NAME - len(_OVER_HTTP)] + _OVER_HTTP
         hello.read_only = hello.read_only or not caller.may(Scope.CONTROL)
         return hello
+
+    async def _to_engine(
+        self, socket: web.WebSocketResponse, writer: asyncio.StreamWriter, caller: Caller, is_greeted: asyncio.Event
+    ) -> None:
+        await is_greeted.wait()  # nothing that is said here may overtake the engine's greeting
+        async for message in socket:
+            if message.type is not WSMsgType.BINARY:
+                return
+            checked = self._checked(message.data, caller)
+            if isinstance(checked, ErrorReply):
+                await socket.send_bytes(encode(checked))
+                continue
+            writer.write(add_header(checked))
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+
+    def _checked(self, body: bytes, caller: Caller) -> bytes | ErrorReply:
+        """A client's frame as the engine is to see it, or what it is told instead."""
+        try:
+            message = decode_from_client(body)
+        except BadFrame as error:
+            # a frame without a number the engine can't read either: it says so and ends the session
+            return body if error.reply_id is None else self._refusal(error.reply_id, error.code, str(error))
+        if isinstance(message, Hello):
+            return body
+        try:
+            check_command(caller, message.command)
+        except ApiError as error:
+            self._service.note_refusal(caller.name, type(message.command).__name__, error.message)
+            return self._refusal(message.id, NotAllowed.code, error.message)
+        message.on_behalf_of = caller.name
+        return encode(message)
+
+    def _refusal(self, number: int, code: str, message: str) -> ErrorReply:
+        latest = self._service.link.latest
+        return ErrorReply(
+            id=number, code=code, message=message, step=latest.snapshot.step if latest else -1,
+            mono=time.monotonic(), wall=time.time(),
+        )  # fmt: skip
 
 
 async def _first_to_end(*directions: Awaitable[None]) -> None:
@@ -108,19 +155,11 @@ async def _first_to_end(*directions: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _to_engine(socket: web.WebSocketResponse, writer: asyncio.StreamWriter) -> None:
-    async for message in socket:
-        if message.type is not WSMsgType.BINARY:
-            return
-        writer.write(add_header(message.data))
-        with contextlib.suppress(ConnectionError):
-            await writer.drain()
-
-
-async def _to_client(reader: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+async def _to_client(reader: asyncio.StreamReader, socket: web.WebSocketResponse, on_sent: Callable[[], None]) -> None:
     frames = FrameReader(MAX_PUBLISHED_BYTES)
     while data := await reader.read(1 << 18):
         frames.feed(data)
         for body in frames.frames():
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await socket.send_bytes(body)
+            on_sent()

@@ -1,12 +1,14 @@
 """The audit log: private, durable, complete."""
 
 import contextlib
+import os
 import random
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -15,14 +17,35 @@ from schedtop.control.errors import CommandRefused
 from schedtop.control.messages import (
     AbortRequests,
     Ack,
+    AddRequest,
+    AnyCommand,
+    ConfirmChange,
+    Drain,
+    DumpSteps,
+    EndLease,
     GetAudit,
+    GetInfo,
+    GetSnapshot,
+    GetState,
+    GetStepModel,
+    HoldLease,
+    HoldRequests,
     NoteRefusal,
     Pause,
+    PreemptRequests,
+    ReleaseRequests,
     RequestFilter,
+    ResetPrefixCache,
     Resume,
     SelfCheck,
+    SetKnobs,
+    SetMaxTokens,
+    SetPriority,
+    Subscribe,
+    UndoChange,
 )
 from schedtop.engine.errors import ConfigError
+from schedtop.engine.snapshot import Viewport
 
 
 def row(**fields):
@@ -220,3 +243,76 @@ async def test_an_endless_reason_is_refused(serve):
             await client.request(Resume(reason="x" * 501))
         with pytest.raises(CommandRefused, match="the reason has several lines: give one"):
             await client.request(Resume(reason="calm\nrow of mine"))
+
+
+SELECT = RequestFilter(ids=["r1"])
+AUDITED = [
+    SetKnobs(changes={"max_num_seqs": 4}, confirm_within_s=60.0),
+    ConfirmChange(change_id=1),
+    UndoChange(),
+    HoldRequests(select=SELECT),
+    ReleaseRequests(select=SELECT),
+    SetPriority(select=SELECT, priority=3),
+    SetMaxTokens(select=SELECT, max_tokens=9),
+    PreemptRequests(select=SELECT),
+    AbortRequests(select=SELECT),
+    HoldLease(lease_id="one", within_s=60.0),
+    EndLease(lease_id="one"),
+    ResetPrefixCache(),
+    Pause(mode="wait"),
+    Resume(),
+    Drain(),
+    NoteRefusal(action="NoteRefusal", detail="not hers"),
+]
+"""One of each kind, in an order in which none is refused."""
+NEVER_A_ROW = {AddRequest, Subscribe, GetSnapshot, GetInfo, SelfCheck, DumpSteps, GetStepModel, GetState, GetAudit}
+
+
+def test_every_command_is_known_to_have_a_row_or_none():
+    assert {type(command) for command in AUDITED} | NEVER_A_ROW == set(get_args(AnyCommand))
+
+
+async def test_every_change_confirmation_roll_back_and_operation_has_its_row_with_the_uid_the_system_tells(serve):
+    engine = serve()
+    async with engine.client("operator") as client:
+        for command in AUDITED:
+            await client.request(command)
+        for question in (GetSnapshot(), GetInfo(), SelfCheck(), DumpSteps(), GetStepModel(), GetState(), Subscribe()):
+            await client.request(question)
+        rows = await audit(client)
+    assert [row["action"] for row in reversed(rows)] == [type(command).__name__ for command in AUDITED]
+    assert {(row["uid"], row["client"]) for row in rows} == {(os.getuid(), "operator")}
+    assert {row["outcome"] for row in rows} == {"done", "refused"}, "the last is the note of a refusal"
+    assert rows[-2]["change_id"] == 1
+
+
+@pytest.mark.parametrize("command", AUDITED, ids=lambda command: type(command).__name__)
+async def test_what_a_read_only_connection_or_an_engine_without_it_refuses_has_its_row_before_the_answer(
+    serve, command
+):
+    engine = serve()
+    async with engine.client("watcher", read_only=True) as watcher, engine.client("operator") as operator:
+        with pytest.raises(CommandRefused, match="read-only"):
+            await watcher.request(command)
+        (row,) = read_audit_file(engine.audit.path, 5)
+        assert (row["action"], row["outcome"], row["client"]) == (type(command).__name__, "refused", "watcher")
+        engine.server._capabilities = ["GetInfo"]
+        with pytest.raises(CommandRefused, match="can't carry out"):
+            await operator.request(command)
+        row, _ = read_audit_file(engine.audit.path, 5)
+        assert (row["action"], row["outcome"], row["client"]) == (type(command).__name__, "refused", "operator")
+
+
+async def test_a_refused_question_has_no_row(serve):
+    engine = serve()
+    async with engine.client() as client:
+        for question in (GetSnapshot(viewport=Viewport(sort="nothing")), Subscribe(interval_s=0.0), DumpSteps(count=0)):
+            with pytest.raises(CommandRefused):
+                await client.request(question)
+        assert await audit(client) == []
+
+
+def test_the_log_is_written_ahead(log):
+    log.write(row()).result(10)
+    with contextlib.closing(sqlite3.connect(log.path)) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -101,9 +101,11 @@ def test_commands_come_out_in_order_and_nothing_after_the_end(opened):
 )
 def test_a_read_only_connection_changes_nothing(session, command):
     receive(session, encode_frame(Hello(read_only=True)))
+    session.outgoing.clear()
     assert receive(session, encode_frame(Envelope(id=4, command=command))) == []
-    error = session.outgoing[-1]
-    assert (error.id, error.code) == (4, "not_allowed")
+    ((refused, why),) = session.forbidden
+    assert (refused.id, why.code, session.outgoing) == (4, "not_allowed", [])
+    assert session.num_unanswered == 1, "it is owed an answer"
     assert [e.command for e in receive(session, encode_frame(Envelope(id=5, command=DumpSteps())))] == [DumpSteps()]
 
 

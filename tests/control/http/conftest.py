@@ -30,9 +30,10 @@ SCOPES = {
     "operator": [Scope.INFER, Scope.READ, Scope.CONTROL],
     "reader": [Scope.READ],
     "batch": [Scope.INFER],
+    "steward": [Scope.CONTROL],
 }
 TOKENS = {name: f"{name}-token-0123456789" for name in SCOPES}
-PRIORITIES = {"batch": {"priority_min": 0, "priority_max": 9}}
+PRIORITIES = {"batch": {"priority_min": 0, "priority_max": 9}, "steward": {"priority_min": 5}}
 SPECS = tuple(
     TokenSpec(name=name, token=TOKENS[name], scopes=scopes, **PRIORITIES.get(name, {}))
     for name, scopes in SCOPES.items()

@@ -226,8 +226,8 @@ async def test_the_ordinary_client_works_through_the_gateway(world, connect) -> 
         assert receipt.after == {"max_num_seqs": 5}
         await client.request(Subscribe(interval_s=0.02))
         assert (await anext(client.messages())) is not None
-    rows = str((await world.send("GET", "/control/v1/audit?limit=5"))[1])
-    assert "tui (operator, http)" in rows
+    (row,) = (await world.send("GET", "/control/v1/audit?limit=5"))[1]["data"]["rows"]
+    assert (row["client"], row["on_behalf_of"]) == ("tui (http)", "operator")
 
 
 async def test_a_token_that_may_only_read_gets_a_read_only_session(connect) -> None:
