@@ -144,8 +144,8 @@ def check_command(caller: Caller, command: AnyCommand) -> None:
     """Raise `ApiError` 403 for what a token's holder may not ask of the engine, whichever way the command came."""
     if isinstance(command, AddRequest):
         require(caller, Scope.INFER)
-    if isinstance(command, AddRequest | SetPriority):
-        caller.check_priority(command.priority)
+    if isinstance(command, AddRequest | SetPriority) and PRIORITY_LOW <= command.priority <= PRIORITY_HIGH:
+        caller.check_priority(command.priority)  # what is no priority at all the engine refuses
 
 
 # ---- where tokens come from ------------------------------------------------------------------------------------

@@ -62,7 +62,10 @@ async def test_a_class_holds_for_changing_priorities_too(world) -> None:
         "POST", "/control/v1/requests/priority", {"select": select, "priority": 4}, "steward"
     )
     assert (status, body["error"]["param"]) == (403, "priority")
-    refused, _ = await rows(world, 2)
+    for number in (1 << 31, -(1 << 31) - 1):
+        body = {"select": select, "priority": number}
+        assert (await world.send("POST", "/control/v1/requests/priority", body, "operator"))[0] == 400
+    refused = next(row for row in await rows(world, 4) if row["on_behalf_of"] == "steward")
     assert (refused["outcome"], refused["on_behalf_of"]) == ("refused", "steward")
     assert "priority=4 is outside the range 5 to" in refused["detail"]
 
