@@ -1,13 +1,13 @@
-"""Measures the engine on a real model, and transformers on the same weights, for `schedtop bench engine`.
+"""Contenders of `schedtop bench engine` that run in its own process: our engine, and transformers on the same weights.
 
-A round answers a number of requests at once: prompts of equal length, greedy, a fixed number of tokens each. What is
-printed and how often rounds alternate is the command line's business.
+Also what waiting requests cost our steps. Servers are in `control/bench_servers.py`; what is printed and how often
+rounds alternate is the command line's business.
 """
 
 import time
-from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -15,43 +15,23 @@ import torch
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
 from schedtop.engine.knobs import Knobs
+from schedtop.engine.outputs import EngineCoreOutputs
+from schedtop.engine.runner.bench_load import Load, Prompts, Round
 from schedtop.engine.runner.loader.resolve import resolve_model
 from schedtop.engine.runner.model_runner import ModelRunner
 from schedtop.engine.runner.stopwatch import Stopwatch
+from schedtop.engine.runner.tokenizer import load_tokenizer
 from schedtop.engine.sampling_params import SamplingParams
 
-
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round is made of."""
-
-    concurrency: int
-    prompt_tokens: int = 200
-    output_tokens: int = 64
-
-    def prompts(self, vocab_size: int, number: int) -> list[list[int]]:
-        """Random prompts, other ones in each round, so that no prefix cache helps."""
-        generator = torch.Generator().manual_seed(number)
-        shape = (self.concurrency, self.prompt_tokens)
-        tokens: list[list[int]] = torch.randint(100, vocab_size - 100, shape, generator=generator).tolist()
-        return tokens
+STEPS_IN_A_ROW = 4
+"""Steps with the same number waiting; the first of them isn't counted, since it takes in what came or went."""
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One round's result."""
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of one step: all of it, and what of it isn't the model's (scheduling and bookkeeping)."""
 
-    tokens_per_s: float
-    split: dict[str, float] = {}
-    """Share of the round's time by what it was spent on; sums to 1."""
-
-
-class Contender(Protocol):
-    """Something that answers a load."""
-
-    name: str
-
-    def run(self, load: Load, number: int) -> Round:
-        """Answer the load's requests, all at once."""
-        ...
+    seconds: float
+    scheduling_s: float
 
 
 class OurEngine:
@@ -59,42 +39,93 @@ class OurEngine:
 
     def __init__(self, model: str, dtype: str, num_threads: int, largest: Load) -> None:
         self.name = f"schedtop {dtype}"
-        length = largest.prompt_tokens + largest.output_tokens
-        blocks_each = -(-length // 16) + 1
         config = EngineConfig(
-            num_kv_blocks=largest.concurrency * blocks_each + 1,
+            num_kv_blocks=largest.num_kv_blocks,
             max_num_seqs=largest.concurrency,
-            max_model_len=length + 1,
+            max_model_len=largest.length + 1,
         )
         self._watch = Stopwatch()
         runner = ModelRunner(model, config, dtype=dtype, num_threads=num_threads, stopwatch=self._watch)
         self.info = runner.info
         knobs = Knobs(max_num_seqs=largest.concurrency, prefix_caching=False)
         self._core = EngineCore(config, runner, knobs)
+        self._ids = count()
 
-    def run(self, load: Load, number: int) -> Round:
+    def run(self, prompts: Prompts, output_tokens: int) -> Round:
         """See `Contender`."""
-        prompts = load.prompts(self.info.vocab_size, number)
-        settings = SamplingParams(max_tokens=load.output_tokens, temperature=0.0, ignore_eos=True)
         self._watch.seconds.clear()
-        num_tokens, forward_s = 0, 0.0
+        num_steps, forward_s = 0, 0.0
         start = time.perf_counter()
-        for index, prompt in enumerate(prompts):
-            self._core.add_request(f"{number}-{index}", prompt, settings)
+        ids = self._add(prompts, output_tokens)
+        answers: dict[str, list[int]] = {request_id: [] for request_id in ids}
         while self._core.has_work:
             result = self._core.step()
-            if result is not None:
-                num_tokens += sum(len(output.new_token_ids) for output in result.outputs)
-                forward_s += result.record.forward_s if result.record is not None else 0.0
+            if result is None or result.record is None:
+                continue
+            num_steps += 1
+            forward_s += result.record.forward_s
+            for output in result.outputs:
+                answers[output.request_id] += output.new_token_ids
         seconds = time.perf_counter() - start
-        assert num_tokens == load.concurrency * load.output_tokens
-        return Round(tokens_per_s=num_tokens / seconds, split=self._split(seconds, forward_s))
+        assert all(len(answer) == output_tokens for answer in answers.values())
+        return Round(
+            tokens_per_s=len(prompts) * output_tokens / seconds,
+            answers=list(answers.values()),
+            num_steps=num_steps,
+            split=self._split(seconds, forward_s),
+        )
+
+    def _add(self, prompts: Prompts, output_tokens: int) -> list[str]:
+        settings = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        ids = [f"request-{next(self._ids)}" for _ in prompts]
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            self._core.add_request(request_id, prompt, settings)
+        return ids
 
     def _split(self, seconds: float, forward_s: float) -> dict[str, float]:
         parts = dict(self._watch.seconds)
         parts["rest of the forward pass"] = forward_s - sum(parts.values())
         parts["scheduling and bookkeeping"] = seconds - forward_s
-        return {what: part / seconds for what, part in parts.items()}
+        return parts
+
+    def steps_with_waiting(self, prompts: Prompts, output_tokens: int, num_waiting: int) -> dict[int, list[Step]]:
+        """Steps in which all prompts decode, with none waiting and with `num_waiting`, a few of each in turn.
+
+        As many run as may, so whoever comes waits. Returns number waiting -> steps; both as many. Their contexts grow
+        alike, since the two alternate within one batch.
+        """
+        seats = self._core.scheduler.knobs.max_num_seqs
+        self._core.set_knobs({"max_num_seqs": len(prompts)})
+        self._add(prompts, output_tokens)
+        result = self._timed_step()[0]
+        while result is None or result.record is None or result.record.num_decode_tokens < len(prompts):
+            result = self._timed_step()[0]
+        steps: dict[int, list[Step]] = {0: [], num_waiting: []}
+        left = output_tokens - 2
+        while left >= 2 * STEPS_IN_A_ROW:
+            left -= 2 * STEPS_IN_A_ROW
+            steps[0] += self._steps_in_a_row(0)
+            waiting = self._add([prompts[0]] * num_waiting, output_tokens)
+            steps[num_waiting] += self._steps_in_a_row(num_waiting)
+            self._core.abort(waiting)
+        while self._core.has_work:
+            self._core.step()
+        self._core.set_knobs({"max_num_seqs": seats})
+        return steps
+
+    def _steps_in_a_row(self, num_waiting: int) -> list[Step]:
+        steps = []
+        for _ in range(STEPS_IN_A_ROW):
+            result, seconds = self._timed_step()
+            record = result.record if result is not None else None
+            assert record is not None and record.num_waiting == num_waiting and record.num_prefill_tokens == 0
+            steps.append(Step(seconds=seconds, scheduling_s=seconds - record.forward_s))
+        return steps[1:]
+
+    def _timed_step(self) -> tuple[EngineCoreOutputs | None, float]:
+        start = time.perf_counter()
+        result = self._core.step()
+        return result, time.perf_counter() - start
 
 
 class Transformers:
@@ -107,17 +138,33 @@ class Transformers:
         self._model = _load_with_transformers(resolve_model(model))
         self._model.generation_config.eos_token_id = None
 
-    def run(self, load: Load, number: int) -> Round:
+    def run(self, prompts: Prompts, output_tokens: int) -> Round:
         """See `Contender`."""
-        ids = torch.tensor(load.prompts(self._model.config.vocab_size, number))
+        ids = torch.tensor(prompts)
         start = time.perf_counter()
         result = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=load.output_tokens, do_sample=False
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=output_tokens, do_sample=False
         )
         seconds = time.perf_counter() - start
-        num_tokens = (result.shape[1] - ids.shape[1]) * len(ids)
-        assert num_tokens == load.concurrency * load.output_tokens
-        return Round(tokens_per_s=num_tokens / seconds)
+        answers: list[list[int]] = result[:, ids.shape[1] :].tolist()
+        assert all(len(answer) == output_tokens for answer in answers)
+        return Round(tokens_per_s=len(prompts) * output_tokens / seconds, answers=answers)
+
+
+def save_as_folder(model: str, folder: Path) -> Path:
+    """The model as a Hugging Face folder, for peers that read no GGUF: its own, or written to `folder` in fp32."""
+    path = resolve_model(model)
+    if path.is_dir():
+        return path
+    from transformers import PreTrainedTokenizerFast
+
+    loaded = _load_with_transformers(path)
+    loaded.config.quantization_config = None
+    loaded.save_pretrained(folder)
+    load_tokenizer(model).write(folder / "tokenizer.json")
+    wrap: Any = PreTrainedTokenizerFast
+    wrap(tokenizer_file=str(folder / "tokenizer.json")).save_pretrained(folder)
+    return folder
 
 
 def _load_with_transformers(path: Path) -> Any:
@@ -129,15 +176,3 @@ def _load_with_transformers(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, quantization_config=config
     )
-
-
-def alternate(contenders: Sequence[Contender], load: Load, num_rounds: int) -> dict[str, list[Round]]:
-    """Rounds of all contenders in turn, so that what else the machine does touches all alike; one unmeasured first."""
-    rounds: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
-    warm_up = msgspec.structs.replace(load, prompt_tokens=min(16, load.prompt_tokens), output_tokens=2)
-    for contender in contenders:
-        contender.run(warm_up, 0)
-    for number in range(1, num_rounds + 1):
-        for contender in contenders:
-            rounds[contender.name].append(contender.run(load, number))
-    return rounds

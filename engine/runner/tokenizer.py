@@ -104,6 +104,10 @@ class Tokenizer:
         """All tokens as the tokenizer writes them, by id."""
         return [self._core.id_to_token(token_id) or "" for token_id in range(self.vocab_size)]
 
+    def write(self, file: Path) -> None:
+        """Write it as a `tokenizer.json`, without the chat template."""
+        self._core.save(str(file))
+
     def render_chat(
         self, messages: Sequence[dict[str, object]], *, add_generation_prompt: bool = True, **variables: object
     ) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from schedtop.engine.errors import ConfigError
 from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
@@ -27,6 +28,13 @@ def test_ids_equal_the_reference(tokenizer: Tokenizer, entry: dict) -> None:
 @pytest.mark.parametrize("entry", CORPUS, ids=range(len(CORPUS)))
 def test_bytes_of_tokens_make_up_the_text_again(tokenizer: Tokenizer, entry: dict) -> None:
     assert b"".join(map(tokenizer.token_bytes, entry["ids"])).decode() == entry["text"]
+
+
+def test_a_written_tokenizer_gives_the_same_ids(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.write(tmp_path / "tokenizer.json")
+    read = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for entry in CORPUS:
+        assert read.encode(entry["text"], add_special_tokens=False).ids == entry["ids"]
 
 
 def test_chat_template_writes_the_turns_and_opens_the_answer(tokenizer: Tokenizer) -> None:
