@@ -1,14 +1,19 @@
 """The response to one generating request, whole or streamed: from deltas to bytes, and what happens when it fails."""
 
+import logging
+
 from aiohttp import web
 
 from schedtop.control.errors import Disconnected
 from schedtop.control.http import sse
 from schedtop.control.http.as_json import json_response
-from schedtop.control.http.failures import ApiError, from_disconnect
+from schedtop.control.http.failures import ApiError, from_disconnect, unforeseen
 from schedtop.control.http.generation import Delta, Generation
+from schedtop.control.http.link import SlowReader
 from schedtop.control.http.openai_types import StreamOptions
 from schedtop.control.http.render import Renderer, usage_of
+
+logger = logging.getLogger(__name__)
 
 
 class Response:
@@ -38,6 +43,11 @@ class Response:
         except (ApiError, Disconnected) as error:
             failure = from_disconnect(error) if isinstance(error, Disconnected) else error
             await stream.send(sse.event(failure.body()))
+        except (ConnectionError, SlowReader):
+            raise
+        except Exception as error:
+            logger.error("a stream failed", exc_info=error)
+            await stream.send(sse.event(unforeseen().body()))
         await stream.send(sse.DONE)
         return await stream.end()
 

@@ -72,6 +72,11 @@ class ApiError(Exception):
         return response
 
 
+def unforeseen() -> ApiError:
+    """For a fault of ours: nothing of it is told, the log has it."""
+    return ApiError(500, "the gateway failed at this request; its log says how", code="internal")
+
+
 def from_refusal(refused: CommandRefused, retry_after_s: int = DEFAULT_RETRY_AFTER_S) -> ApiError:
     """The engine said no: its own words, under the status that fits its code."""
     status = STATUS_OF_CODE.get(refused.code, 400)

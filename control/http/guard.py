@@ -9,7 +9,7 @@ from aiohttp.typedefs import Handler, Middleware
 from schedtop.control.errors import CommandRefused, Disconnected, NoReply
 from schedtop.control.http import auth
 from schedtop.control.http.body import too_large
-from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal
+from schedtop.control.http.failures import ApiError, from_bad_json, from_disconnect, from_refusal, unforeseen
 from schedtop.control.http.keys import CALLER
 from schedtop.control.http.link import SlowReader
 from schedtop.control.http.service import Service
@@ -118,4 +118,4 @@ def _answer(error: Exception, retry_after_s: int) -> web.StreamResponse:
             return response
         case _:
             logger.error("a handler failed", exc_info=error)
-            return ApiError(500, "the gateway failed at this request; its log says how", code="internal").response()
+            return unforeseen().response()

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import logging
+import threading
 
 import aiohttp
 import pytest
 
 from schedtop.control.http import link, sse
-from schedtop.control.messages import AbortRequests, RequestFilter, TokenOutput
+from schedtop.control.http.answer import Response
+from schedtop.control.messages import AbortRequests, GetInfo, RequestFilter, TokenOutput
 from schedtop.engine.snapshot import FinishReason
 
 STEP_S = 0.003
@@ -46,6 +48,32 @@ async def test_a_character_cut_by_max_tokens_shows_as_one_replacement_at_the_end
     assert shown == whole["choices"][0]["text"] == "a🙂b🙂".encode()[:max_tokens].decode(errors="replace")
     assert shown.count("\ufffd") <= 1
     assert last["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_character_cut_by_an_abort_shows_as_one_replacement_at_the_end(start_world, stream) -> None:
+    is_half, may_go_on = threading.Event(), threading.Event()
+
+    def next_token(tokens: list[int]) -> int:
+        place = len(tokens) - 2
+        if place == 2:  # the third byte: one more will be missing
+            is_half.set()
+            may_go_on.wait()
+        return "a🙂b".encode()[place]
+
+    world = await start_world(next_token=next_token)
+    answering = asyncio.create_task(
+        world.post("/v1/completions", {"prompt": "hi", "max_tokens": 6, "stream": stream}).__aenter__()
+    )
+    await asyncio.to_thread(is_half.wait)
+    aborting = asyncio.create_task(world.client.request(AbortRequests(select=RequestFilter(id_prefix="cmpl-"))))
+    await world.client.request(GetInfo())  # answered by the server itself, which has the abort by now
+    may_go_on.set()
+    await aborting
+    response = await answering
+    chunks = await events(response) if stream else [await response.json()]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "a\ufffd"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +177,19 @@ async def test_an_error_of_the_engine_inside_a_stream_is_told_in_the_stream(star
     assert (status, body["error"]["type"]) == (500, "server_error")
 
 
+async def test_a_fault_of_the_gateway_inside_a_stream_is_told_there_without_details(world, monkeypatch, caplog) -> None:
+    def breaks(self, delta, options):
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Response, "_chunk", breaks)
+    async with world.post("/v1/completions", {"prompt": "hi", "stream": True, "max_tokens": 9}) as response:
+        text = await response.text()
+    assert "its log says how" in text and "a bug of ours" not in text
+    assert text.endswith("data: [DONE]\n\n")
+    assert "a bug of ours" in caplog.text
+    await world.until(lambda s: s.num_running + s.num_waiting == 0)
+
+
 async def test_a_stream_that_nobody_takes_from_is_cut_past_its_bound() -> None:
     cut = asyncio.Event()
     stream = link.TokenStream(on_cut=cut.set)
@@ -185,8 +226,8 @@ async def test_a_client_that_drops_a_stream_is_no_error_and_an_ended_request_is_
     sent = []
 
     async def dropped(self, data: bytes) -> None:
-        (stream,) = world.gateway.link._streams.values()
-        while not stream.ended:  # noqa: ASYNC110
+        streams = list(world.gateway.link._streams.values())  # none if it has ended already
+        while not all(stream.ended for stream in streams):  # noqa: ASYNC110
             await asyncio.sleep(0)
         raise ConnectionResetError("gone")
 
