@@ -8,7 +8,8 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from schedtop.cli.bench_control import report, within_goal
+from schedtop.cli.bench_control import MEDIAN_GOAL, P99_GOAL, TRIP_GOAL_S, report, within_goal
+from schedtop.cli.bench_control import control as bench_command
 from schedtop.cli.main import cli
 from schedtop.control.bench import (
     AGAIN,
@@ -127,6 +128,13 @@ def test_the_command_prints_json_for_programs():
     assert set(told["configurations"]) == set(told["within_goal"]) == set(CONFIGURATIONS)
     assert told["configurations"][FIRST]["median_ratio"] == 1.0
     assert len(told["plain_trip_s"]) == len(told["audited_trip_s"]) == 3
+
+
+def test_unless_told_otherwise_it_measures_a_thousand_requests_at_10_ms_in_twenty_rounds():
+    assert (Load().num_requests, Load().step_s) == (1000, 0.010)
+    (rounds,) = (option for option in bench_command.params if option.name == "rounds")
+    assert rounds.default == 20
+    assert (AS_THE_SCREEN.interval_s, MEDIAN_GOAL, P99_GOAL, TRIP_GOAL_S) == (0.1, 1.01, 1.03, 0.001)
 
 
 def test_it_runs_without_torch():

@@ -18,6 +18,7 @@ from schedtop.control.messages import (
     Subscribe,
     UndoChange,
 )
+from schedtop.engine.errors import KnobRefused
 from schedtop.engine.snapshot import EventKind
 
 
@@ -166,6 +167,26 @@ async def test_a_confirmed_change_stays(serve):
         with pytest.raises(CommandRefused, match="waits for no confirmation: it is kept"):
             await client.request(ConfirmChange(change_id=ack.change_id))
         await asyncio.sleep(0.35)  # past the deadline: nothing may happen, so there is nothing to wait for
+        assert (await knobs_of(engine, client)).max_num_seqs == 3
+
+
+async def test_a_roll_back_that_the_engine_refuses_is_recorded_and_leaves_nothing_pending(serve, monkeypatch):
+    engine = serve()
+    async with engine.client() as client:
+        await change(client, confirm_within_s=0.2, max_num_seqs=3)
+        original = engine.core.set_knobs
+
+        def refuses(changes, *arguments, **named):
+            if changes == {"max_num_seqs": 8} and not named.get("dry_run"):
+                raise KnobRefused("not now")
+            return original(changes, *arguments, **named)
+
+        monkeypatch.setattr(engine.core, "set_knobs", refuses)
+        async with asyncio.timeout(60):
+            while len(rows := await audit_rows(client)) < 2:
+                pass
+        assert (rows[0]["action"], rows[0]["outcome"], rows[0]["detail"]) == ("RollBack", "failed", "not now")
+        assert (await engine.update(client)).pending_change is None
         assert (await knobs_of(engine, client)).max_num_seqs == 3
 
 

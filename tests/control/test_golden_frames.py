@@ -158,6 +158,20 @@ def test_a_snapshot_of_an_older_server_is_read_with_defaults_for_what_came_later
     assert not update.snapshot.is_scan_cut
 
 
+def test_a_command_of_an_older_client_is_read_with_defaults_for_what_came_later():
+    older = {"type": "Envelope", "id": 1, "command": {"type": "SetKnobs", "changes": {"max_num_seqs": 8}}}
+    assert decode_from_client(msgspec.msgpack.encode(older)) == Envelope(
+        id=1, command=SetKnobs(changes={"max_num_seqs": 8})
+    )
+
+
+@pytest.mark.parametrize("entry", [param for param in GOLDEN if param.values[0]["to"] == "server"])
+def test_a_command_as_an_array_is_refused(entry):
+    message = msgspec.msgpack.decode(bytes.fromhex(entry["hex"]))
+    with pytest.raises(BadFrame):
+        decode_from_client(msgspec.msgpack.encode(list(message.values())))
+
+
 def _record() -> StepRecord:
     return StepRecord(
         step=12, mono=100.5, wall=1.7e9, duration_s=0.02, schedule_s=0.001, forward_s=0.018, update_s=0.001,

@@ -131,6 +131,7 @@ async def test_a_killed_engine_leaves_a_socket_that_the_next_one_takes_over_unde
     first = start(*SLOW)
     async with await Client.connect(str(first.socket), name="test") as client:
         old = client.welcome.info.boot_id
+        await client.request(SetKnobs(changes={"max_num_seqs": 3}))
         first.process.send_signal(signal.SIGKILL)
         last = [message async for message in client.messages()][-1]
         assert isinstance(last, Goodbye)
@@ -139,6 +140,10 @@ async def test_a_killed_engine_leaves_a_socket_that_the_next_one_takes_over_unde
     second = start(*SLOW)
     async with await Client.connect(str(second.socket), name="test") as client:
         assert client.welcome.info.boot_id != old
+        snapshot = (await client.request(GetSnapshot())).update.snapshot
+        assert (snapshot.knobs.max_num_seqs, snapshot.generation) == (64, 0), "the start values are back"
+        newest = (await client.request(GetAudit(limit=1))).data["rows"][0]
+        assert (newest["boot_id"], newest["after"]) == (old, {"max_num_seqs": 3}), "and who had changed them is known"
 
 
 ENDLESS = ("--max-model-len", "1000000", "--num-kv-blocks", "100000")

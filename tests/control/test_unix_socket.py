@@ -28,6 +28,23 @@ def test_folder_and_socket_are_private_from_birth(folder):
     listening.close()
 
 
+def test_the_socket_is_never_open_to_others_not_even_before_it_is_listened_on(folder, monkeypatch):
+    born = []
+
+    class Watched(socket.socket):
+        def bind(self, address):
+            super().bind(address)
+            born.append(stat.S_IMODE(os.lstat(address).st_mode))
+
+    monkeypatch.setattr(socket, "socket", Watched)
+    before = os.umask(0)
+    try:
+        open_socket(folder / "e.sock").close()
+    finally:
+        os.umask(before)
+    assert born == [0o600]
+
+
 def test_b11_a_second_server_refuses_while_the_first_answers(folder):
     first = open_socket(folder / "e.sock")
     with pytest.raises(SocketRefused, match="already running"):

@@ -5,7 +5,9 @@ import json
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
+from schedtop.cli.main import cli
 from schedtop.control.client import Client
 from schedtop.control.errors import CommandRefused, Disconnected
 from schedtop.control.framing import encode
@@ -255,6 +257,20 @@ async def test_whatever_isnt_a_greeting_ends_the_websocket_and_nothing_else(worl
     assert (await world.send("GET", "/health"))[0] == 200
 
 
+async def test_commands_of_the_shell_and_the_screens_state_go_through_the_gateway_too(world, monkeypatch) -> None:
+    monkeypatch.setenv("SCHEDTOP_TOKEN", "operator-token-0123456789")
+
+    async def shell(*arguments: str) -> dict:
+        arguments = (*arguments, "--json", "--connect", world.gateway.url)
+        ran = await asyncio.to_thread(CliRunner().invoke, cli, list(arguments))
+        assert ran.exit_code == 0, ran.output
+        return json.loads(ran.stdout)
+
+    assert (await shell("knobs", "set", "max_num_seqs=5"))["after"] == {"max_num_seqs": 5}
+    assert {knob["name"]: knob["value"] for knob in (await shell("knobs"))["knobs"]}["max_num_seqs"] == 5
+    assert (await shell("--once"))["snapshot"]["knobs"]["max_num_seqs"] == 5
+
+
 # ---- the document ----------------------------------------------------------------------------------------------
 
 
@@ -263,7 +279,13 @@ async def test_the_document_describes_every_path_and_each_knob_with_its_range(wo
     described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     assert described == {(route.method, route.path) for route in world.gateway.routes()}
     schemas = document["components"]["schemas"]
-    assert schemas["SetKnobs"]["properties"]["changes"]["properties"]["max_num_seqs"]["maximum"] == 64
+    knobs = schemas["SetKnobs"]["properties"]["changes"]["properties"]
+    for spec in world.core.knob_table:
+        described = knobs.pop(spec.name)
+        assert (described["description"], described["default"]) == (spec.summary, spec.default)
+        assert (described.get("minimum"), described.get("maximum")) == (spec.low, spec.high), spec.name
+        assert described.get("enum", []) == list(spec.choices)
+    assert knobs == {}
     assert "type" not in schemas["Pause"]["properties"]
     assert {"prompt", "stop", "priority"} <= schemas["CompletionRequest"]["properties"].keys()
     for methods in document["paths"].values():

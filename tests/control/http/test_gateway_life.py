@@ -162,6 +162,21 @@ async def test_a_full_queue_answers_429_with_the_time_to_wait_and_lowering_it_dr
     assert (await world.snapshot()).num_waiting == 0
 
 
+async def test_a_queue_full_of_prompt_tokens_answers_429_with_the_time_to_wait(start_world) -> None:
+    world = await start_world(knobs={"max_num_queued_tokens": 40})
+    await world.send("POST", "/control/v1/pause", {"mode": "keep"})
+    taken = asyncio.create_task(world.complete("x" * 40, max_tokens=1))
+    await world.until(lambda s: s.num_waiting == 1)
+    async with world.post("/v1/completions", {"prompt": "y"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (429, "queue_full")
+        assert int(response.headers["Retry-After"]) >= 1
+    await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_queued_tokens": 0}})
+    more = asyncio.create_task(world.complete("y", max_tokens=1))
+    await world.until(lambda s: s.num_waiting == 2)
+    await world.send("POST", "/control/v1/resume")
+    assert [status for status, _ in await asyncio.gather(taken, more)] == [200, 200]
+
+
 async def test_of_several_answers_all_are_taken_or_none(start_world) -> None:
     world = await start_world(step_s=STEP_S, max_num_seqs=1, knobs={"max_num_queued_reqs": 2})
     with world.slow_motion():

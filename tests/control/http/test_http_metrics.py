@@ -295,8 +295,8 @@ async def test_no_series_comes_from_what_clients_send(world) -> None:
         await world.complete("hello", **fields)
     await _steps_seen(world)
     before = _series(await page(world))
-    fields = [{"request_id": f"id-{index}", "priority": index, "user": f"user-{index}"} for index in range(40)]
-    fields += [{"stop": [f"x{index}"], "cache_salt": f"salt{index}", "model": f"m{index}"} for index in range(20)]
+    fields = [{"request_id": f"id-{index}", "priority": index, "user": f"user-{index % 200}"} for index in range(500)]
+    fields += [{"stop": [f"x{index}"], "cache_salt": f"salt{index}", "model": f"m{index}"} for index in range(50)]
     await asyncio.gather(*(world.complete("hello", max_tokens=1, **extra) for extra in fields))
     for index in range(20):
         async with world.session.request(("PUT", "DELETE")[index % 2], f"/no/such/path{index}") as response:

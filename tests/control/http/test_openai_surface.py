@@ -239,8 +239,17 @@ async def test_a_field_out_of_range_is_named_with_its_limits(world, fields, para
 @pytest.mark.parametrize("priority", [-100, 0, 5, None])
 async def test_priorities_in_range_reach_the_queue_lower_first(start_world, priority) -> None:
     world = await start_world(knobs={"policy": "priority"})
-    fields = {} if priority is None else {"priority": priority}
-    assert (await world.complete(max_tokens=1, **fields))[0] == 200
+    await world.send("POST", "/control/v1/pause", {"mode": "keep"})
+    asked = {"middle": 0, "least": 6, "most": -101, "asked": priority}
+    fields = [{"request_id": name} | ({} if at is None else {"priority": at}) for name, at in asked.items()]
+    answers = []
+    for number, extra in enumerate(fields, start=1):
+        answers.append(asyncio.create_task(world.complete(max_tokens=1, **extra)))
+        await world.until(lambda s, number=number: s.num_waiting == number)
+    order = sorted(asked, key=lambda name: (asked[name] or 0, name == "asked"))
+    assert [row.request_id.split("-")[1] for row in (await world.snapshot()).waiting] == order
+    await world.send("POST", "/control/v1/resume")
+    assert {status for status, _ in await asyncio.gather(*answers)} == {200}
 
 
 @pytest.mark.parametrize("field", ["seed", "top_k", "max_tokens", "priority"])
@@ -315,8 +324,9 @@ async def test_unknown_paths_and_methods_answer_in_the_same_shape(world) -> None
         assert (response.status, response.headers["Allow"]) == (405, "POST")
 
 
-async def test_a_prompt_bigger_than_the_pool_is_refused_and_those_behind_it_served(start_world) -> None:
-    world = await start_world(num_kv_blocks=50, max_model_len=2048)
+@pytest.mark.parametrize("budget", [2048, 256])
+async def test_a_prompt_bigger_than_the_pool_is_refused_and_those_behind_it_served(start_world, budget) -> None:
+    world = await start_world(num_kv_blocks=50, max_model_len=2048, max_num_batched_tokens=budget)
     status, body = await world.complete("x" * 1002, max_tokens=50)
     assert status == 400 and "784" in body["error"]["message"]
     assert (await world.complete("y" * 8, max_tokens=4))[0] == 200
