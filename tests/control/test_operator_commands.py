@@ -143,6 +143,14 @@ def test_operations_on_requests_tell_what_they_found_and_did(shell, with_request
     assert "not live: gone" in shell.run("requests", "abort", "gone")
 
 
+def test_which_way_priorities_go_is_said_where_they_are_given(shell):
+    for command in (["requests"], ["requests", "priority"]):
+        assert "lower" in shell.run(*command, "--help")
+    text = shell.run("requests", "priority", "r1", "--to", str(2**31), status=1)
+    assert "is outside -2147483648 to 2147483647 (lower runs first)" in text
+    assert "not a valid integer" in shell.run("requests", "priority", "r1", "--to", "high", status=2)
+
+
 def test_without_a_selection_no_request_is_touched(shell):
     for command in (["abort"], ["hold"], ["priority", "--to", "1"]):
         assert "say which requests" in shell.run("requests", *command, status=2)

@@ -284,6 +284,34 @@ def test_the_environment_gives_one_token_with_every_scope() -> None:
         tokens_from_environment({"SCHEDTOP_TOKEN": "short"})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names", "is_open"),
+    [
+        ([], ["local"], True),
+        (["--token-file", "{file}"], ["local", "ci"], False),
+        (["--token-file", "{file}", "--host", "0.0.0.0"], ["local", "ci"], False),
+    ],
+)
+def test_with_tokens_set_up_everything_wants_one_wherever_it_is_bound(
+    tmp_path, monkeypatch, arguments, names, is_open
+) -> None:
+    monkeypatch.delenv("SCHEDTOP_TOKEN", raising=False)
+    file = tmp_path / "tokens.toml"
+    file.write_text(f'[[token]]\nname = "ci"\ntoken = "{SECRET}"\nscopes = ["read"]\n')
+    file.chmod(0o600)
+    started = []
+
+    async def start(gateway) -> None:
+        started.append(gateway.config)
+
+    monkeypatch.setattr("schedtop.cli.gateway._serve", start)
+    arguments = [argument.format(file=file) for argument in arguments]
+    result = CliRunner().invoke(gateway_command, ["--connect", str(tmp_path / "e.sock"), *arguments])
+    assert result.exit_code == 0, result.output
+    (config,) = started
+    assert ([spec.name for spec in config.tokens], config.is_open) == (names, is_open)
+
+
 def test_an_address_others_can_reach_is_refused_without_tokens(monkeypatch) -> None:
     monkeypatch.delenv("SCHEDTOP_TOKEN", raising=False)
     result = CliRunner().invoke(gateway_command, ["--connect", "/nowhere.sock", "--host", "0.0.0.0"])
