@@ -96,6 +96,8 @@ def test_a_trial_change_tells_when_it_ends_and_can_be_confirmed(shell, text, sec
     assert f"rolls back by itself in {seconds:g} s unless confirmed" in said
     assert "kept change 1" in shell.run("knobs", "confirm")
     assert "no change waits for confirmation" in shell.run("knobs", "confirm", status=1)
+    for nothing in (["max_num_seqs=4"], ["max_num_seqs=5", "--dry-run"]):
+        assert "rolls back" not in shell.run("knobs", "set", *nothing, "--for", text)
 
 
 def test_a_duration_that_is_none_is_a_usage_error(shell):

@@ -98,8 +98,9 @@ def set_knobs(
         expect_generation=expect_generation,
         reason=reason,
     )
-    _say(ask(connect, command), as_json)
-    if confirm_within_s is not None and not (dry_run or as_json):
+    reply = ask(connect, command)
+    _say(reply, as_json)
+    if isinstance(reply, KnobsAck) and reply.confirm_by_mono is not None and not as_json:
         click.echo(f"rolls back by itself in {confirm_within_s:g} s unless confirmed: schedtop knobs confirm")
 
 
