@@ -35,6 +35,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
+@pytest.fixture(autouse=True)
+def _usual_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in this process must not lower its priority: no test after them would get it back."""
+    monkeypatch.setattr(os, "nice", lambda increment: 0)
+
+
 def _limited(test, limit_s: float):
     @functools.wraps(test)
     async def run(*args, **kwargs) -> None:

@@ -9,18 +9,13 @@ live engine.
 import time
 from collections.abc import Mapping, Sequence
 
-from schedtop.engine.core import EngineCore
-from schedtop.engine.errors import RequestRefused, SchedtopError
-from schedtop.engine.knobs import Knobs, KnobValue, change_knobs, knob_table
-from schedtop.engine.outputs import EngineCoreOutputs
-from schedtop.engine.runner.simulated import END_TOKEN, SimulatedRunner
-from schedtop.engine.sampling_params import SamplingParams
-from schedtop.engine.sim.clock import VirtualClock
-from schedtop.engine.sim.future import Drawn, Future, in_words
-from schedtop.engine.sim.outlook import Forecast, Range, Start, Tally, outlook_over, range_of
-from schedtop.engine.sim.state import EngineState, restore, stand_in_tokens
-from schedtop.engine.sim.step_model import FittedModel, StepModel, StepShape
-from schedtop.engine.snapshot import EventKind
+from schedtop.engine.errors import SchedtopError
+from schedtop.engine.knobs import KnobValue, change_knobs, knob_table
+from schedtop.engine.sim.draw import Draw
+from schedtop.engine.sim.future import in_words
+from schedtop.engine.sim.outlook import Forecast, Range, Start, outlook_over, range_of
+from schedtop.engine.sim.state import EngineState
+from schedtop.engine.sim.step_model import FittedModel, StepShape
 
 MAX_HORIZON_S = 86_400.0
 MAX_STARTS = 200
@@ -49,10 +44,10 @@ def forecast(
         raise SchedtopError(f"cpu={cpu_limit_s:g} s is no time to work in: give more than 0")
     knobs = change_knobs(state.knobs, changes, knob_table(state.config))
     started = time.process_time()
-    runs: list[tuple[_Draw, _Draw]] = []
+    runs: list[tuple[Draw, Draw]] = []
     covered_s = horizon_s
     while len(runs) < max_draws:
-        now, then = (_Draw(state, choice, fitted.model, horizon_s, seed + len(runs)) for choice in (state.knobs, knobs))
+        now, then = (Draw(state, choice, fitted.model, horizon_s, seed + len(runs)) for choice in (state.knobs, knobs))
         reached_s = _run_side_by_side((now, then), horizon_s, started + cpu_limit_s)
         if reached_s < horizon_s and runs:
             break  # a part of a draw says nothing beside whole ones
@@ -79,7 +74,7 @@ def forecast(
     )
 
 
-def _run_side_by_side(draws: Sequence["_Draw"], horizon_s: float, deadline: float) -> float:
+def _run_side_by_side(draws: Sequence[Draw], horizon_s: float, deadline: float) -> float:
     """Run all draws slice by slice; returns the modelled seconds they cover. The first slice is always run."""
     reached_s = 0.0
     try:
@@ -94,85 +89,7 @@ def _run_side_by_side(draws: Sequence["_Draw"], horizon_s: float, deadline: floa
     return reached_s
 
 
-class _Draw:
-    """One draw of the future under one knob set."""
-
-    def __init__(self, state: EngineState, knobs: Knobs, model: StepModel, horizon_s: float, seed: int) -> None:
-        self.tally = Tally(state.mono)
-        self.starts: dict[str, float] = {}
-        """Waiting request -> seconds until it was first admitted."""
-        self.num_refused = 0
-        self._future = Future(state, horizon_s, seed)
-        self._block_size = state.config.block_size
-        self._waiting = {saved.request_id for saved in state.requests if not saved.is_running}
-        self._num_submitted = 0
-        self._clock = VirtualClock()
-        self._clock.jump_to(state.mono)
-        scheduler = restore(state, knobs, self._clock)
-        self._lengths = {saved.request_id: saved.num_prompt_tokens + self._future.ending(saved)
-                         for saved in state.requests}  # fmt: skip
-        runner = SimulatedRunner(model, self._clock.advance, self._lengths)
-        runner.resume(scheduler.running)
-        self._core = EngineCore(state.config, runner, clock=self._clock, scheduler=scheduler)
-
-    def advance(self, until_s: float) -> bool:
-        """Go on until so many seconds after the start; False when nothing is left to happen."""
-        core, future, clock = self._core, self._future, self._clock
-        end = self.tally.began + until_s
-        while clock.now < end:
-            if not core.has_work:
-                if future.next_at is None:
-                    return False
-                if future.next_at >= end:
-                    return True
-                clock.jump_to(future.next_at)
-            for drawn in future.take_due(clock.now):
-                self._submit(drawn)
-            taken = core.step()
-            if taken is not None and taken.record is not None:
-                self._note(taken)
-            elif not core.has_work and future.next_at is None:
-                return False
-        return True
-
-    def _submit(self, drawn: Drawn) -> None:
-        self._num_submitted += 1
-        request_id, like = f"forecast-{self._num_submitted}", drawn.like
-        tokens = stand_in_tokens(like.contents, self._block_size)[: like.num_prompt_tokens]
-        tokens += [_OWN + self._num_submitted] * (like.num_prompt_tokens - len(tokens))
-        self._lengths[request_id] = like.num_prompt_tokens + drawn.num_output_tokens
-        sampling = SamplingParams(max_tokens=like.max_tokens, ignore_eos=True, stop_token_ids=(END_TOKEN,))
-        try:
-            self._core.add_request(request_id, tokens, sampling, like.priority, arrived=drawn.at)
-        except RequestRefused:
-            self.num_refused += 1
-            del self._lengths[request_id]
-
-    def _note(self, taken: EngineCoreOutputs) -> None:
-        record = taken.record
-        assert record is not None
-        self.tally.add(record)
-        if record.num_finished:
-            self._future.note_ends(record.num_finished, self._clock.now)
-            for output in taken.outputs:
-                if output.finish_reason is not None:
-                    self._lengths.pop(output.request_id, None)
-        for event in taken.events if self._waiting else ():
-            if event.kind in _ADMITTED and event.request_id in self._waiting:
-                self._waiting.discard(event.request_id)
-                self.starts[event.request_id] = event.mono - self.tally.began
-
-    def end(self) -> None:
-        """Close."""
-        self._core.shutdown()
-
-
-_OWN = 1 << 50
-"""Above all stand-in tokens of contents: what no other request has."""
-_ADMITTED = (EventKind.SCHEDULED, EventKind.RESUMED)
-
-
-def _starts(state: EngineState, runs: Sequence[tuple[_Draw, _Draw]]) -> list[Start]:
+def _starts(state: EngineState, runs: Sequence[tuple[Draw, Draw]]) -> list[Start]:
     waiting = [saved.request_id for saved in state.requests if not saved.is_running][:MAX_STARTS]
     return [
         Start(
@@ -184,12 +101,12 @@ def _starts(state: EngineState, runs: Sequence[tuple[_Draw, _Draw]]) -> list[Sta
     ]
 
 
-def _start(request_id: str, draws: Sequence[_Draw]) -> Range | None:
+def _start(request_id: str, draws: Sequence[Draw]) -> Range | None:
     known = [draw.starts[request_id] for draw in draws if request_id in draw.starts]
     return range_of(known) if known and len(known) == len(draws) else None
 
 
-def _warnings(state: EngineState, fitted: FittedModel, runs: Sequence[tuple[_Draw, _Draw]]) -> list[str]:
+def _warnings(state: EngineState, fitted: FittedModel, runs: Sequence[tuple[Draw, Draw]]) -> list[str]:
     """What the forecast can't know: steps larger than any seen, too short a history, requests left out."""
     most = [draw.tally.most for pair in runs for draw in pair]
     largest = StepShape(*(max(column) for column in zip(*most, strict=True)))

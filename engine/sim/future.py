@@ -99,7 +99,7 @@ class AnswerLengths:
 class Future:
     """One draw."""
 
-    def __init__(self, state: EngineState, horizon_s: float, seed: int) -> None:
+    def __init__(self, state: EngineState, horizon_s: float, seed: int, window_s: float = WINDOW_S) -> None:
         rng = random.Random(seed)
         self._lengths = AnswerLengths(state)
         self._endings = {
@@ -108,7 +108,7 @@ class Future:
             )
             for saved in state.requests
         }
-        recent = recent_arrivals(state)
+        recent = recent_arrivals(state, window_s)
         loop = closed_loop(state, recent)
         self.is_closed = loop is not None
         """Whether each arrival is taken to be the answer to an end."""
@@ -151,9 +151,9 @@ class Future:
             self._owed.extend(sorted(now + self._rng.choice(self._delays) for _ in range(count)))
 
 
-def recent_arrivals(state: EngineState) -> list[ArrivalSample]:
+def recent_arrivals(state: EngineState, window_s: float = WINDOW_S) -> list[ArrivalSample]:
     """The arrivals that say what comes next."""
-    num_young = sum(sample.at >= state.mono - WINDOW_S for sample in state.arrivals)
+    num_young = sum(sample.at >= state.mono - window_s for sample in state.arrivals)
     return state.arrivals[-max(num_young, MIN_RECENT) :]
 
 

@@ -2,6 +2,7 @@
 
 import click
 
+from schedtop.cli.bench_autopilot import autopilot
 from schedtop.cli.bench_control import control
 from schedtop.cli.bench_engine import engine
 from schedtop.cli.bench_forecast import forecast
@@ -17,5 +18,6 @@ def bench() -> None:
 bench.add_command(scheduler)
 bench.add_command(engine)
 bench.add_command(forecast)
+bench.add_command(autopilot)
 bench.add_command(tui)
 bench.add_command(control)

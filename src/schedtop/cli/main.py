@@ -31,6 +31,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "steps": ("schedtop.cli.steps:steps", "The last steps: how long, with whom, what held them up."),
         "audit": ("schedtop.cli.audit:audit", "Who changed what, when, and how it ended."),
         "play": ("schedtop.cli.play:play", "Run an operator playbook."),
+        "autopilot": ("schedtop.cli.autopilot:autopilot", "Keep promises of latency by turning knobs, within bounds."),
         "model": ("schedtop.cli.foresight:model", "The step-time model, fitted from live steps."),
         "forecast": ("schedtop.cli.foresight:forecast_command", "What a knob will do, before it is turned."),
         "record": ("schedtop.cli.record:record", "Write the flight recorder to a file."),
