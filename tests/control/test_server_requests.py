@@ -1,11 +1,12 @@
 """Requests over the socket: submitted, answered, aborted with their connection."""
 
+import asyncio
 import time
 
 import pytest
 
 from schedtop.control.errors import CommandRefused
-from schedtop.control.messages import AbortRequests, Ack, Pause, RequestFilter, Resume
+from schedtop.control.messages import AbortRequests, Ack, GetInfo, Pause, RequestFilter, Resume
 from schedtop.control.operations import add_request
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
@@ -47,6 +48,25 @@ async def test_requests_end_with_the_connection_that_submitted_them(serve, make_
                 break
         assert snapshot.counters.finished == {"abort": 1}
         assert snapshot.pool.free == snapshot.pool.usable
+
+
+async def test_a32_at_the_next_boundary_after_its_client_is_gone_a_requests_blocks_are_free(
+    serve, gated_runner, make_request
+):
+    engine = serve(gated_runner)
+    async with engine.client() as watcher:
+        async with engine.client() as client:
+            await client.request(make_request("gone", 100, 1000))
+            await asyncio.to_thread(gated_runner.entered.acquire)
+        while len(engine.server._connections) > 1:
+            await watcher.request(GetInfo())
+        await watcher.request(GetInfo())  # answered by the server once it has dealt with the one that left
+        gated_runner.open()
+        snapshot = await engine.snapshot(watcher)
+    assert (snapshot.num_running, snapshot.counters.generated_tokens) == (0, 1)
+    assert snapshot.step <= 2, "the second only tells the runner"
+    assert snapshot.pool.free == snapshot.pool.usable
+    assert snapshot.counters.finished == {"abort": 1}
 
 
 async def test_a_client_gets_only_the_tokens_of_its_own_requests(serve, make_request, collect):
