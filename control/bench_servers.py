@@ -82,18 +82,32 @@ def llama_server(program: str, model: str, num_threads: int, load: Load) -> Laun
 
 
 def vllm_server(python: str, folder: Path, num_threads: int, load: Load) -> Launch:
-    """vLLM's server under another Python, in fp32, on a Hugging Face folder."""
+    """vLLM's server under another Python, in fp32, on a Hugging Face folder.
+
+    Its threads are bound to as many cores as asked for. Left to itself it computes with one fewer, and keeps that core
+    for its scheduler: `VLLM_CPU_OMP_THREADS_BIND=auto` in the environment lets it. Raises `ConfigError` where there are
+    fewer cores.
+    """
     options = [
         "--model", str(folder), "--dtype", "float32", "--max-num-seqs", str(load.concurrency),
         "--max-model-len", str(load.length + 1), "--no-enable-prefix-caching",
     ]  # fmt: skip
-    # Without the binding it would keep a core for itself, and so compute with a thread fewer than the others.
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(num_threads), "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", VLLM_KV_GIB),
+    defaults = {
+        "VLLM_CPU_OMP_THREADS_BIND": _cores(num_threads), "VLLM_CPU_KVCACHE_SPACE": VLLM_KV_GIB,
+        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
+    environment = {name: os.environ.get(name, value) for name, value in defaults.items()}
     command = [python, "-m", "vllm.entrypoints.openai.api_server", *options]
     return Launch(name="vLLM server fp32", command=command, environment=environment)
+
+
+def _cores(num_threads: int) -> str:
+    cores = sorted(os.sched_getaffinity(0))
+    if num_threads > len(cores):
+        raise ConfigError(
+            f"{num_threads} threads of vLLM need as many cores, and there are {len(cores)}: lower --threads"
+        )
+    return ",".join(map(str, cores[:num_threads]))
 
 
 @contextmanager

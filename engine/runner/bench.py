@@ -169,7 +169,10 @@ def save_as_folder(model: str, folder: Path) -> Path:
 
 def _load_with_transformers(path: Path) -> Any:
     from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers.utils import logging
 
+    quiet: Any = logging.disable_progress_bar
+    quiet()
     if path.is_dir():
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     config = GgufConfig(dequantize=True)

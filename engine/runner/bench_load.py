@@ -5,6 +5,7 @@ each. All contenders of a round get the same prompts.
 """
 
 import random
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -61,11 +62,12 @@ class Contender(Protocol):
 
 
 def alternate(
-    contenders: Sequence[Contender], load: Load, num_rounds: int, *, vocab_size: int, seed: int
+    contenders: Sequence[Contender], load: Load, num_rounds: int, *, vocab_size: int, seed: int, pause_s: float = 0.0
 ) -> dict[str, list[Round]]:
     """Rounds of all contenders in turn, so that what else the machine does touches all alike; one unmeasured first.
 
-    Each round begins with another contender, so that none always follows the same. Returns name -> its rounds.
+    Each round begins with another contender, so that none always follows the same. `pause_s` before each turn lets the
+    one before come to rest. Returns name -> its rounds.
     """
     rounds: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
     assert len(rounds) == len(contenders), "two contenders of one name"
@@ -76,5 +78,6 @@ def alternate(
         prompts = load.prompts(vocab_size, f"{seed} {load.concurrency} {number}")
         first = number % len(contenders)
         for contender in [*contenders[first:], *contenders[:first]]:
+            time.sleep(pause_s)
             rounds[contender.name].append(contender.run(prompts, load.output_tokens))
     return rounds

@@ -138,8 +138,16 @@ def test_llama_server_is_refused_for_what_it_cannot_read(tmp_path: Path) -> None
         llama_server("llama-server", str(tmp_path), 3, LOAD)
 
 
-def test_vllm_computes_with_as_many_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+def test_vllm_is_bound_to_as_many_cores_as_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {4, 7, 2, 5})
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     launch = vllm_server("python", tmp_path, 3, LOAD)
-    assert (launch.environment["OMP_NUM_THREADS"], launch.environment["VLLM_CPU_OMP_THREADS_BIND"]) == ("3", "nobind")
+    assert launch.environment["VLLM_CPU_OMP_THREADS_BIND"] == "2,4,5"
     assert launch.command[:2] == ["python", "-m"] and str(tmp_path) in launch.command
+    with pytest.raises(ConfigError, match="5 threads of vLLM need as many cores, and there are 4"):
+        vllm_server("python", tmp_path, 5, LOAD)
+
+
+def test_what_the_environment_says_to_vllm_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    assert vllm_server("python", tmp_path, 1, LOAD).environment["VLLM_CPU_OMP_THREADS_BIND"] == "auto"

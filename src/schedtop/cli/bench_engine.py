@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MIN_OUTPUT_WITH_WAITING = 10
 """Output tokens below which no steps are left to compare."""
 
+PAUSE_S = 1.5
+"""Between servers' turns: vLLM's worker goes on spinning for a second after its last answer."""
+
 
 class UrlAssignment(Assignment):
     """A peer's name and where it listens."""
@@ -134,7 +137,8 @@ def _measured(
 
     with ExitStack() as stack:
         remote = [stack.enter_context(server) for server in servers.for_load(load, folder)]
-        results = alternate([*local, *remote], load, rounds, vocab_size=vocab_size, seed=seed)
+        pause_s = PAUSE_S if remote else 0.0
+        results = alternate([*local, *remote], load, rounds, vocab_size=vocab_size, seed=seed, pause_s=pause_s)
     for group in (local, remote):
         if group:
             yield {contender.name: results[contender.name] for contender in group}
