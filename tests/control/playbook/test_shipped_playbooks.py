@@ -30,17 +30,37 @@ COUNTED_FROM_ZERO = ("recomputed", "refused")
 """Costs that nobody pays without the playbook."""
 
 
+STEADY = [situation for situation in SITUATIONS if situation.playbook != "find-budget"]
+SWEPT = [situation for situation in SITUATIONS if situation.playbook == "find-budget"]
+
+
 @pytest.mark.parametrize(
     ("situation", "strength"),
-    [(situation, (0.95, 1.1)[index % 2]) for index, situation in enumerate(SITUATIONS)],
-    ids=[f"{situation.playbook}-{index}" for index, situation in enumerate(SITUATIONS)],
+    [(situation, (0.95, 1.1)[index % 2]) for index, situation in enumerate(STEADY)],
+    ids=[f"{situation.playbook}-{index}" for index, situation in enumerate(STEADY)],
 )
 def test_it_does_good_and_costs_what_is_told(situation: Any, strength: float) -> None:
     trial = situation.play(seed=round(100 * strength), strength=strength)
     assert trial.reports, "its moment never came"
-    if situation.playbook == "find-budget" and trial.reports[-1].settings is Settings.ROLLED_BACK:
-        return  # a sweep on a live load may choose by chance; what counts is that its check undoes that
     assert all(report.settings in (Settings.KEPT, Settings.UNCHANGED) for report in trial.reports)
+    check_figures(situation, trial)
+
+
+@pytest.mark.parametrize("situation", SWEPT, ids=[situation.label for situation in SWEPT])
+def test_a_sweep_on_a_live_load_mostly_finds_a_better_budget_and_else_its_check_takes_the_choice_back(
+    situation: Any,
+) -> None:
+    """It compares moments of a load that changes meanwhile, so it may choose by chance."""
+    trials = [situation.play(seed=seed, strength=strength) for seed, strength in ((110, 1.1), (95, 0.95), (7, 1.0))]
+    settings = [trial.reports[-1].settings for trial in trials]
+    assert set(settings) <= {Settings.KEPT, Settings.ROLLED_BACK} and settings.count(Settings.KEPT) >= 2
+    for trial, end in zip(trials, settings, strict=True):
+        if end is Settings.KEPT:
+            check_figures(situation, trial)
+
+
+def check_figures(situation: Any, trial: Any) -> None:
+    """What is to get better does, and what it costs stays within what the documentation tells."""
     good, dear = LIMITS[situation.playbook]
     for figure in situation.good:
         assert worsening(figure, trial) <= good, figure.what
