@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from schedtop.cli.gateway import gateway as gateway_command
 from schedtop.cli.serve import serve as serve_command
 from schedtop.control.serve import GATEWAY_DRAIN_S
 from schedtop.control.server import FLUSH_S, MAX_CONNECTIONS
@@ -20,12 +21,16 @@ EXAMPLE = DOCS / "schedtop.toml"
 COMMENTED_OUT = re.compile(r"^# ?([a-z_]+) = .*$", flags=re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def unit():
+def read_unit(name):
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     parser.optionxform = str
-    parser.read(DOCS / "schedtop@.service")
+    parser.read(DOCS / name)
     return parser
+
+
+@pytest.fixture(scope="module")
+def unit():
+    return read_unit("schedtop@.service")
 
 
 def test_the_example_settings_are_read_and_their_knobs_are_in_range():
@@ -87,3 +92,16 @@ def test_the_unit_puts_socket_and_audit_log_into_folders_that_systemd_makes_priv
 
 def test_the_unit_allows_as_many_open_files_as_there_may_be_clients(unit):
     assert int(unit["Service"]["LimitNOFILE"]) > 2 * MAX_CONNECTIONS
+
+
+def test_the_gateways_own_unit_looks_for_the_engine_where_its_unit_puts_it(unit):
+    apart = read_unit("schedtop-gateway@.service")
+    program, command, *arguments = shlex.split(apart["Service"]["ExecStart"].replace("%i", "main"))
+    given = gateway_command.make_context("gateway", arguments).params
+    assert (Path(program).name, command) == ("schedtop", "gateway")
+    assert given["connect"] == f"/run/{unit['Service']['RuntimeDirectory']}/main.sock"
+    assert load_settings(EXAMPLE, {"gateway": False}).gateway is False
+    assert int(apart["Service"]["TimeoutStopSec"]) > given["drain"]
+    for key in ("User", "Environment", "RuntimeDirectory", "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "UMask"):
+        assert apart["Service"][key] == unit["Service"][key], key
+    assert "Requires" not in apart["Unit"] and "BindsTo" not in apart["Unit"], "an engine's end isn't the gateway's"
