@@ -25,7 +25,6 @@ from schedtop.control.messages import (
     SnapshotReply,
     SnapshotUpdate,
     Subscribe,
-    UndoChange,
     Welcome,
 )
 from schedtop.control.playbook.signals import KEPT_S, SignalHistory
@@ -175,12 +174,6 @@ class Target:
     async def set_knobs(self, command: SetKnobs) -> KnobsAck:
         """Change knobs (or only check a change) and return the receipt."""
         receipt = await self.request(command)
-        assert isinstance(receipt, KnobsAck)
-        return receipt
-
-    async def undo(self, change_id: int, reason: str) -> KnobsAck:
-        """Undo one change, if nobody has turned its knobs since."""
-        receipt = await self.request(UndoChange(change_id=change_id, reason=reason))
         assert isinstance(receipt, KnobsAck)
         return receipt
 
