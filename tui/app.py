@@ -20,10 +20,11 @@ from schedtop.tui.alerts import folded
 from schedtop.tui.foresight import Forecaster, forecast_apart
 from schedtop.tui.keys import BY_ID
 from schedtop.tui.link import Link, Refusal
+from schedtop.tui.plays import Connect, ForeseeAt, Plays, connected, foresee_at
 from schedtop.tui.screens.dialog import Dialog
 from schedtop.tui.screens.live import DetailDialog, FleetDialog
 from schedtop.tui.screens.main import MainScreen
-from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog
+from schedtop.tui.screens.simple import AuditDialog, Choice, ChoiceDialog, ConfirmDialog, HelpDialog, PlanDialog
 from schedtop.tui.state import (
     Action,
     Audited,
@@ -68,6 +69,11 @@ class Options:
     interval_s: float = INTERVAL_S
     picture_folder: Path = Path()
     forecaster: Forecaster = forecast_apart
+    connect: Connect = connected
+    """How a playbook's run gets a connection of its own."""
+    foresee: ForeseeAt = foresee_at
+    playbooks: Path | None = None
+    """A folder of the operator's own playbooks."""
     notes: Sequence[str] = ()
     """Faults found in config or themes, to be told on screen."""
 
@@ -94,6 +100,7 @@ class SchedtopApp(App[None]):
         self.current = links[0].target
         self.keymap = self.options.keymap
         self.reader = TextReader()
+        self.plays = Plays(self.paint_soon, self.options.connect, self.options.foresee, self.options.playbooks)
         self._wanted: dict[str, Viewport] = {}
         self._sent: dict[str, Viewport] = {}
         self._style_functions: dict[tuple[str, bool], StyleOf] = {}
@@ -148,6 +155,11 @@ class SchedtopApp(App[None]):
             self.call_after_refresh(self.show_fleet)
 
     def _leave(self, code: int) -> None:
+        self.start(self.leave(code))
+
+    async def leave(self, code: int = 0) -> None:
+        """End the screen, after what runs from here has taken its changes back."""
+        await self.plays.close()
         self.exit(return_code=code)
 
     def receive(self, event: LinkEvent) -> None:
@@ -278,6 +290,15 @@ class SchedtopApp(App[None]):
                 self.start(carry_out())
 
         self.push_screen(ConfirmDialog(self.styles_for(), self.options.is_ascii, question, consequence), answered)
+
+    def ask_to_start(self, name: str, plan: Sequence[str], start: Callable[[], None]) -> None:
+        """Show what a playbook would do, and start it once confirmed."""
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                start()
+
+        self.push_screen(PlanDialog(self.styles_for(), self.options.is_ascii, name, plan), answered)
 
     def show_help(self, dead: set[str]) -> None:
         """All keys."""

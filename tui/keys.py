@@ -119,7 +119,7 @@ REPLAY_KEYS: tuple[Key, ...] = (
 )
 """Only in a replay; there they go before the rest, of which nothing that needs an engine is left."""
 
-_NOT_IN_REPLAY = frozenset({"enter", "freeze", "audit", "fleet"})
+_NOT_IN_REPLAY = frozenset({"enter", "freeze", "audit", "fleet", "panel_9"})
 BY_ID: Mapping[str, Key] = {key.id: key for key in (*KEYS, *REPLAY_KEYS)}
 
 

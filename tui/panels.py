@@ -17,6 +17,7 @@ from schedtop.tui.views.knobs import knobs
 from schedtop.tui.views.kv import kv
 from schedtop.tui.views.latency import latency
 from schedtop.tui.views.lifeline import lifeline
+from schedtop.tui.views.playbooks import playbooks
 from schedtop.tui.views.requests import requests
 from schedtop.tui.views.timeline import timeline
 
@@ -46,6 +47,7 @@ PANELS: Mapping[str, PanelSpec] = {
     "decisions": PanelSpec("6", "preemptions", decisions, "log", "decision log: who was preempted for whom"),
     "advisor": PanelSpec("7", "advisor", advisor, "advisor", "findings and what to turn"),
     "timeline": PanelSpec("8", "time axis", timeline, "time axis", "preemptions, knob changes and alerts on one axis"),
+    "playbooks": PanelSpec("9", "playbooks", playbooks, "playbooks", "playbooks: Enter tries one dry, or stops it"),
     "audit": PanelSpec("", "audit", audit),
     "lifeline": PanelSpec("", "lifeline", lifeline),
 }

@@ -12,6 +12,7 @@ from schedtop.engine.knobs import KnobSpec, KnobValue
 from schedtop.engine.snapshot import EngineCoreEvent, Snapshot, StepRecord
 from schedtop.tui.foresight import Prospect
 from schedtop.tui.playback import Playback
+from schedtop.tui.plays import Play
 
 SAMPLES_KEPT = 1200
 EVENTS_KEPT = 500
@@ -311,6 +312,8 @@ class Ui:
     prospect: Prospect | None = None
     """What is foreseen of the staged values."""
     log_offset: int = 0
+    play: int = 0
+    """Place of the selected playbook."""
     is_frozen: bool = False
     is_read_only: bool = False
     action: Action | None = None
@@ -329,6 +332,8 @@ class Scene:
     now: float = 0.0
     text: str = ""
     """What the request looked at closely has generated, where it can be decoded."""
+    plays: Sequence[Play] = ()
+    """The playbooks, and what those do that run from here."""
 
     @property
     def engine_now(self) -> float:

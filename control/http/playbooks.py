@@ -26,7 +26,7 @@ from schedtop.control.http.failures import ApiError
 from schedtop.control.http.keys import CALLER
 from schedtop.control.http.routes import PREFIX
 from schedtop.control.messages import Ack, AnyCommand, KnobsAck, SnapshotReply
-from schedtop.control.playbook.events import Progress, RunEvent
+from schedtop.control.playbook.events import Progress, RolledBack, RunEvent
 from schedtop.control.playbook.foresee import foresee_apart
 from schedtop.control.playbook.plan import plan
 from schedtop.control.playbook.reader import BadPlaybook, load_playbook, parse_playbook
@@ -240,8 +240,13 @@ class PlaybookRoutes:
         return run
 
     async def _run(self, run: Run, playbook: Playbook, client: Client, once: bool) -> None:
+        taken_back = Settings.UNCHANGED
+
         def on_event(event: RunEvent) -> None:
+            nonlocal taken_back
             run.progress.take(event)
+            if isinstance(event, RolledBack):
+                taken_back = event.settings
 
         def on_report(report: Report) -> None:
             run.reports = [*run.reports[-9:], report]
@@ -253,8 +258,8 @@ class PlaybookRoutes:
                 run.progress.target = target.name
                 await keep_running(playbook, target, once=once, on_event=on_event, on_report=on_report)
         except asyncio.CancelledError:
-            run.fault = "stopped; what it had changed was rolled back"
-            self._count(run, "stopped", Settings.ROLLED_BACK.value)
+            run.fault = f"stopped; settings {taken_back}"
+            self._count(run, "stopped", taken_back.value)
         except SchedtopError as error:
             run.fault = str(error)
             self._count(run, Result.ERROR.value, Settings.UNKNOWN.value)

@@ -1,15 +1,17 @@
 """The acting half of the main screen: keys that change the engine, and the dialogs. What is sent is in `hands.py`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from schedtop.control.asked_forecast import NoForecast
-from schedtop.engine.errors import KnobRefused
+from schedtop.engine.errors import KnobRefused, SchedtopError
 from schedtop.engine.knobs import KnobValue
 from schedtop.engine.snapshot import PauseState, RequestStatus
 from schedtop.tui import staging
 from schedtop.tui.advisor import find
 from schedtop.tui.foresight import Prospect
 from schedtop.tui.hands import Operator, named
+from schedtop.tui.plays import Play
 from schedtop.tui.screens.watching import WatchScreen
 from schedtop.tui.state import Action, Outcome, Ui
 
@@ -57,9 +59,11 @@ class MainScreen(WatchScreen):
     # ---- acting ---------------------------------------------------------------------------------------------
 
     async def action_enter(self) -> None:
-        """Details of the selected request; in the knob panel, stage what was typed and apply."""
+        """Details of the selected request; in the knob panel, stage or apply; in that of playbooks, start or stop."""
         if self.ui.focus == "knobs":
             await self._enter_knobs()
+        elif self.ui.focus == "playbooks":
+            self._enter_playbooks()
         elif row := self._selected():
             self.change(replace(self.ui, detail=row.request_id))
             self.owner.show_detail(row.request_id)
@@ -212,6 +216,44 @@ class MainScreen(WatchScreen):
         )
         self.owner.ask(title, text, lambda: self.operator.pause(resume=is_paused))
 
+    # ---- playbooks ------------------------------------------------------------------------------------------
+
+    def _plays(self) -> Sequence[Play]:
+        return self.owner.plays.of(self.owner.current)
+
+    def action_panel(self, name: str) -> None:
+        """Focus a panel; playbooks are read when they are first looked at."""
+        super().action_panel(name)
+        if name == "playbooks":
+            self.owner.start(self.owner.plays.find())
+
+    def _enter_playbooks(self) -> None:
+        plays, target = self._plays(), self.owner.current
+        if not plays:
+            return
+        play = plays[min(self.ui.play, len(plays) - 1)]
+        if self.ui.is_read_only or not self.owner.view.can("SetKnobs"):
+            why = "read-only" if self.ui.is_read_only else "this engine does not take it, or is not connected"
+            self.report(Action(play.name, Outcome.REFUSED, why))
+        elif play.fault:
+            self.report(Action(play.name, Outcome.REFUSED, play.fault))
+        elif play.is_running:
+            self.owner.ask(f"Stop {play.name}?", "It takes its changes back first.",
+                           lambda: self.owner.plays.stop(target, play.name))  # fmt: skip
+        else:
+            self.owner.start(self._try_dry(target, play.name))
+
+    async def _try_dry(self, target: str, name: str) -> None:
+        self.report(Action(f"trying {name} dry", Outcome.PENDING))
+        try:
+            lines = await self.owner.plays.try_dry(target, name)
+        except SchedtopError as error:
+            self.report(Action(f"trying {name} dry", Outcome.REFUSED, str(error)))
+            return
+        self.report(Action(f"tried {name} dry", Outcome.DONE, "nothing was changed"))
+        if target == self.owner.current:
+            self.owner.ask_to_start(name, lines, lambda: self.owner.plays.start(target, name))
+
     # ---- other screens ---------------------------------------------------------------------------------------
 
     def action_help(self) -> None:
@@ -239,5 +281,10 @@ class MainScreen(WatchScreen):
         self.report(Action("screenshot", Outcome.DONE, self.owner.save_picture()))
 
     def action_quit(self) -> None:
-        """Leave."""
-        self.owner.exit()
+        """Leave; asks first while playbooks run from here."""
+        if count := self.owner.plays.num_running:
+            runs = "A playbook runs" if count == 1 else f"{count} playbooks run"
+            text = f"{runs} from this screen; leaving stops that, and takes the changes back."
+            self.owner.ask("Leave schedtop?", text, self.owner.leave)
+        else:
+            self.owner.exit()

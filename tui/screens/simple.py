@@ -106,6 +106,27 @@ class ConfirmDialog(Dialog[bool]):
         return event.key != "escape"
 
 
+class PlanDialog(ConfirmDialog):
+    """A playbook's dry run, line by line, before it is started."""
+
+    wanted_width = 100
+
+    def __init__(self, styles: StyleOf, is_ascii: bool, name: str, plan: Sequence[str]) -> None:
+        super().__init__(styles, is_ascii, f"Start {name}? This is what it would do now:", "")
+        self.heading = "dry run"
+        self._plan = plan
+
+    def body(self, width: int) -> list[Line]:
+        """The question, the steps, the two keys."""
+        question, *keys = super().body(width)
+        steps: list[Line] = [
+            ((line, "dim" if step.startswith(" ") else "text"),)
+            for step in self._plan
+            for line in wrap(clean(step), width)
+        ]
+        return [question, *steps, *keys]
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One line of a list."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,11 @@ from schedtop.tui.keys import BY_ID, Key, footer_key_at, keys_of
 from schedtop.tui.keys import table as key_table
 from schedtop.tui.layout import Place, Size, plan, size_class
 from schedtop.tui.panels import FOCUSABLE
+from schedtop.tui.plays import Play
 from schedtop.tui.state import Action, Outcome, Scene, Ui
 from schedtop.tui.table import HEAD_ROWS
 from schedtop.tui.views import knobs as knob_view
+from schedtop.tui.views import playbooks as playbook_view
 from schedtop.tui.views.frame import Frame, inner_size
 from schedtop.tui.views.kv import FIXED_ROWS
 from schedtop.tui.views.requests import column_at, longest_id
@@ -63,7 +65,11 @@ class WatchScreen(Screen[None]):
         """What is to be drawn now; a frozen screen goes on showing its old view."""
         if self._frozen is not None:
             return replace(self._frozen, ui=self.ui)
-        return Scene(self.owner.view, self.ui, self.owner.clock(), self._text())
+        return Scene(self.owner.view, self.ui, self.owner.clock(), self._text(), self._plays())
+
+    def _plays(self) -> Sequence[Play]:
+        """Of the engine on screen; none where nothing can be steered."""
+        return ()
 
     def _text(self) -> str:
         """Only for a request opened by hand: a tokenizer is loaded for it."""
@@ -201,6 +207,8 @@ class WatchScreen(Screen[None]):
             self._click_keys(message)
         elif name == "decisions" and message.wheel:
             self._scroll_log(message.wheel)
+        elif name == "playbooks":
+            self._click_playbooks(message)
         elif name in FOCUSABLE:
             self.change(replace(self.ui, focus=name))
 
@@ -226,6 +234,20 @@ class WatchScreen(Screen[None]):
         else:
             knob = self.ui.knob if found.knob is None else found.knob
             self.change(replace(self.ui, knob=knob, entry=self.ui.entry if knob == self.ui.knob else ""))
+
+    def _click_playbooks(self, message: Panel.Clicked) -> None:
+        """A click chooses a playbook, a second one is Enter; the wheel moves the cursor."""
+        self.action_panel("playbooks")
+        if message.wheel:
+            self.action_move(message.wheel)
+            return
+        place = self.board.plan["playbooks"]
+        width, height = inner_size(place.frame, place.width, place.height)
+        chosen = playbook_view.hit(self.scene(), width, height, message.y - corner(place)[1])
+        if chosen is not None:
+            self.change(replace(self.ui, play=chosen))
+            if message.is_double:
+                self.owner.start(self.action_enter())
 
     def _click_requests(self, message: Panel.Clicked) -> None:
         snapshot, place = self.owner.view.snapshot, self.board.plan["requests"]
@@ -284,6 +306,9 @@ class WatchScreen(Screen[None]):
             self.change(replace(self.ui, knob=max(0, min(last, self.ui.knob + delta)), entry=""))
         elif self.ui.focus == "decisions":
             self._scroll_log(delta)
+        elif self.ui.focus == "playbooks":
+            last = max(0, len(self._plays()) - 1)
+            self.change(replace(self.ui, play=max(0, min(last, self.ui.play + delta))))
         elif snapshot is not None:
             self.change(table.moved(self.ui, snapshot, delta, self._table_height()))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from schedtop.cli.engine import DURATION, json_option, say_json, table
-from schedtop.cli.play_words import plan_lines, trial_lines
+from schedtop.cli.play_words import trial_lines
 from schedtop.control.client import Client
 from schedtop.control.discovery import discover, resolve
 from schedtop.control.playbook.events import CheckSeen, MomentAwaited, RunEvent, in_words
@@ -28,6 +28,7 @@ from schedtop.control.playbook.shipped import find_playbook, shipped_playbooks
 from schedtop.control.playbook.simulated import MIDNIGHT, simulated
 from schedtop.control.playbook.target import Target
 from schedtop.control.playbook.trial import try_on_recording, try_on_scenario
+from schedtop.control.playbook.words import plan_lines
 from schedtop.control.recorder import Recording, is_recording
 from schedtop.engine.errors import SchedtopError
 from schedtop.engine.sim.scenario import load_scenario

@@ -104,6 +104,7 @@ def screen_options(read_only: bool, theme: str | None) -> "Options":
     return Options(
         theme=wanted, palettes=palettes, keymap=config.keys, read_only=read_only, interval_s=config.interval_s,
         is_ascii=not has_glyphs(), has_colour="NO_COLOR" not in os.environ, notes=faults,
+        playbooks=config_folder() / "playbooks",
     )  # fmt: skip
 
 

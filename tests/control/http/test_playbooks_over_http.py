@@ -55,8 +55,26 @@ async def test_a_stopped_run_takes_its_changes_back(world: Any) -> None:
     assert [(one["run_id"], one["is_running"]) for one in runs["runs"]] == [(run["run_id"], True)]
     status, stopped = await world.send("POST", f"{BASE}/stop", {"run_id": run["run_id"]})
     assert (status, stopped["is_running"], stopped["was_stopped"]) == (200, False, True)
+    assert stopped["fault"] == "stopped; settings rolled back"
     assert (await world.snapshot()).knobs.max_num_seqs == 64
     assert (await world.send("POST", f"{BASE}/stop", {"run_id": run["run_id"]}))[0] == 404
+
+
+async def test_a_stopped_run_that_had_changed_nothing_doesnt_say_that_it_rolled_back(world: Any) -> None:
+    run = await started(world, yaml="name: idle\nsteps:\n  - wait: 1h\n")
+    _, stopped = await world.send("POST", f"{BASE}/stop", {"run_id": run["run_id"]})
+    assert stopped["fault"] == "stopped; settings unchanged"
+
+
+async def test_a_run_whose_knob_somebody_has_turned_tells_of_the_conflict_however_it_ends(world: Any) -> None:
+    run = await started(world, yaml=LONG)
+    await world.until(lambda snapshot: snapshot.knobs.max_num_seqs == 3)
+    await world.send("PATCH", "/control/v1/knobs", {"changes": {"max_num_seqs": 5}})
+    await world.send("POST", f"{BASE}/stop", {"run_id": run["run_id"]})  # unless it has noticed by itself
+    run = await ended(world, run)
+    told = [run["fault"], *(report["settings"] for report in run["reports"])]
+    assert any("conflict" in text for text in told), told
+    assert (await world.snapshot()).knobs.max_num_seqs == 5
 
 
 async def test_a_gateway_that_ends_takes_the_changes_of_its_runs_back(world: Any) -> None:
