@@ -77,7 +77,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         name="cap down",
-        changes={"max_num_seqs": 2},
+        changes={"max_num_seqs": 4},
         loads=(Load(name="chat", every_s=0.46, prompt=_about(8), output=_about(56)),),
     ),
     Experiment(
