@@ -163,9 +163,11 @@ def _on_requests(
 
 
 def matching(core: EngineCore, select: RequestFilter) -> list[str]:
-    """Ids for which all conditions hold. Raises `BadCommand` for a status that doesn't exist."""
+    """Ids for which all conditions hold. Raises `BadCommand` for a status that doesn't exist, or an empty prefix."""
     if select.status is not None and select.status not in set(RequestStatus):
         raise BadCommand(f"status={select.status!r} is not one of {', '.join(RequestStatus)}")
+    if select.id_prefix == "":
+        raise BadCommand("id_prefix='' would match every request: give the first characters of the ids that are meant")
     if select.submitted_by is not None and not select.ids:
         return []  # the server names them: nobody's
     return core.match(select.ids, select.id_prefix, select.priority_at_least, select.priority_at_most, select.status)

@@ -8,6 +8,7 @@ A chunk counts when it is whole and its sum is right; reading ends quietly befor
 again to the same file drops such a torn end and appends. No engine and no screen in here.
 """
 
+import fcntl
 import os
 import struct
 import zlib
@@ -121,6 +122,11 @@ def _open_for_append(path: Path) -> BinaryIO:
     except OSError as error:
         raise BadRecording(f"{path} can't be opened: {error.strerror}") from None
     file = os.fdopen(descriptor, "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the file's last descriptor, however its owner ends
+    except OSError:
+        file.close()
+        raise BadRecording(f"{path} is being written by another recorder: end that, or name another file") from None
     if not file.read(1):
         file.write(MAGIC)
         file.flush()

@@ -25,13 +25,16 @@ from schedtop.control.messages import (
     Ack,
     AddRequest,
     AnyCommand,
+    Drain,
     EngineInfo,
     Envelope,
     ErrorReply,
     GetInfo,
     GetSnapshot,
     GetStepModel,
+    Pause,
     RequestFilter,
+    Resume,
     Subscribe,
     TokenOutput,
     Welcome,
@@ -290,6 +293,8 @@ class ControlServer:
                     connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=fitted))
                 case GetInfo():
                     connection.reply(Ack(id=envelope.id, applied_at_step=self._next_step(), data=self._identity()))
+                case Pause() | Resume() | Drain() if self._is_shutting_down:
+                    raise ShuttingDown("the engine is shutting down: what runs may end, and that can't be turned back")
                 case _:
                     self._spell_out(command)
                     self._start(connection, envelope)

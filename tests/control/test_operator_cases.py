@@ -395,7 +395,7 @@ async def test_requests_are_chosen_by_all_conditions_given_and_none_by_an_empty_
 
         async def changed(**conditions):
             ack = await do(client, HoldRequests(select=RequestFilter(**conditions)))
-            await do(client, ReleaseRequests(select=RequestFilter(id_prefix="")))
+            await do(client, ReleaseRequests(select=RequestFilter(priority_at_least=-9)))
             return sorted(ack.touched.changed)
 
         assert await changed() == []
@@ -436,14 +436,14 @@ async def test_requests_are_chosen_by_the_token_or_client_that_submitted_them(se
 
         async def held(**conditions):
             ack = await do(loader, HoldRequests(select=RequestFilter(**conditions)))
-            await do(loader, ReleaseRequests(select=RequestFilter(id_prefix="")))
+            await do(loader, ReleaseRequests(select=RequestFilter(priority_at_least=-9)))
             return sorted(ack.touched.changed)
 
         assert await held(submitted_by="alice") == ["a1", "a2"]
         assert await held(submitted_by="alice", ids=["a2", "b1"]) == ["a2"]
         assert await held(submitted_by="loader") == ["l1"]
         assert await held(submitted_by="mallory") == []
-        assert await held(submitted_by="mallory", id_prefix="") == []
+        assert await held(submitted_by="mallory", priority_at_least=-9) == []
         await do(loader, AbortRequests(select=RequestFilter(submitted_by="alice")))
         assert await held(submitted_by="alice") == []
         engine.server._capabilities = ["HoldRequests"]

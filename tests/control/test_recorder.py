@@ -226,3 +226,22 @@ def test_an_engine_that_leaves_ends_the_recording_with_its_reason(serve, folder)
     assert errors == "schedtop: error: the recording ended: the engine is shutting down\n"
     last = list(Recording(folder / "r").read())[-1].message
     assert last == Goodbye(reason="the engine is shutting down")
+
+
+def test_two_recorders_never_write_one_file(folder):
+    with RecordingWriter(folder / "r") as first:
+        with pytest.raises(BadRecording, match="being written by another recorder"):
+            RecordingWriter(folder / "r")
+        first.add(Recorded(wall=0.0, mono=0.0, message=Goodbye(reason="whole")))
+    assert [entry.message.reason for entry in Recording(folder / "r").read()] == ["whole"]
+    RecordingWriter(folder / "r").close()
+
+
+@pytest.mark.parametrize(("output", "said"), [("r", "is the recording itself"), ("nowhere/x", "can't be written")])
+def test_an_export_never_writes_over_its_recording_and_says_why_it_cant_write(folder, output, said):
+    with RecordingWriter(folder / "r") as writer:
+        writer.add(Recorded(wall=0.0, mono=0.0, message=Goodbye(reason="whole")))
+    before = (folder / "r").read_bytes()
+    result = CliRunner().invoke(cli, ["export", str(folder / "r"), "--output", str(folder / output)])
+    assert result.exit_code != 0 and said in result.output and "Traceback" not in result.output
+    assert (folder / "r").read_bytes() == before

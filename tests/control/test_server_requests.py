@@ -6,7 +6,7 @@ import time
 import pytest
 
 from schedtop.control.errors import CommandRefused
-from schedtop.control.messages import AbortRequests, Ack, GetInfo, Pause, RequestFilter, Resume
+from schedtop.control.messages import AbortRequests, Ack, Drain, GetInfo, HoldRequests, Pause, RequestFilter, Resume
 from schedtop.control.operations import add_request
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.core import EngineCore
@@ -109,3 +109,30 @@ def test_a_request_waits_from_the_moment_it_was_received_not_from_the_step_bound
     add_request(core, make_request("r1"), received=time.monotonic() - 5)
     (request,) = core.scheduler.waiting
     assert request.arrived <= 95.0
+
+
+@pytest.mark.parametrize("command", [Resume(), Pause(mode="keep"), Drain()])
+async def test_a_shutdown_cant_be_turned_back_and_cuts_nobody_who_may_still_end(
+    serve, gated_runner, make_request, collect, command
+):
+    engine = serve(gated_runner)
+    async with engine.client() as client:
+        await client.request(make_request("r1", 16, 6))
+        await asyncio.to_thread(gated_runner.entered.acquire)
+        engine.server.begin_stop(60.0)
+        with pytest.raises(CommandRefused, match="the engine is shutting down"):
+            await client.request(command)
+        gated_runner.open()
+        got = await collect(client, "r1")
+    assert (len(got.tokens["r1"]), got.ends["r1"]) == (6, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("kind", [AbortRequests, HoldRequests])
+async def test_an_empty_prefix_is_refused_instead_of_meaning_everybody(serve, make_request, kind):
+    engine = serve()
+    async with engine.client() as client:
+        await client.request(Pause(mode="keep"))
+        await client.request(make_request("r1", 16, 6))
+        with pytest.raises(CommandRefused, match="would match every request"):
+            await client.request(kind(select=RequestFilter(id_prefix="")))
+        assert (await engine.snapshot(client)).num_waiting == 1

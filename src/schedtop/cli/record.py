@@ -106,9 +106,14 @@ def export(
     if what == "snapshots" and form == "csv":
         raise click.UsageError("snapshots have no flat form: use --format jsonl")
     recording = Recording(file)
+    if output is not None and output.exists() and output.samefile(file):
+        raise click.UsageError(f"--output {output} is the recording itself: give another file")
     items = _items(recording, what)
     with contextlib.ExitStack() as stack:
-        stream = stack.enter_context(output.open("w", newline="")) if output else sys.stdout
+        try:
+            stream = stack.enter_context(output.open("w", newline="")) if output else sys.stdout
+        except OSError as error:
+            raise click.ClickException(f"{output} can't be written: {error.strerror}") from None
         if form == "csv":
             _write_csv(items, StepRecord.__struct_fields__ if what == "steps" else _EVENT_FIELDS, stream)
         else:
