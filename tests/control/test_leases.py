@@ -92,7 +92,7 @@ async def test_a_change_that_its_maker_has_undone_is_not_touched_again(serve):
 async def test_an_engine_paused_by_a_silent_holder_goes_on(serve, command):
     engine = serve()
     async with engine.client() as client:
-        await client.request(HoldLease(lease_id="a", within_s=SHORT))
+        await client.request(HoldLease(lease_id="a", within_s=10 * SHORT))
         await client.request(command)
         await until_row(client, lambda row: row["action"] == "Resume")
         assert (await engine.snapshot(client)).pause is PauseState.RUNNING
